@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: MIT */
+/** @file backend.h  The seam: what a machine must offer. UNSTABLE: may change in any release; not for training programs.
+ *
+ *  A backend is two const tables without an empty slot (device, collectives), a side channel, and capabilities as data.
+ *  Passing tests/conformance is what being a backend means. lib/device.c, lib/comm.c and lib/side.c are the only callers:
+ *  arguments are checked, traced and counted there, so a table entry gets nothing but sense. Functions that fail set the
+ *  sentence with fsdp_backend_fail and return its code. */
+#ifndef FSDP_BACKEND_H
+#define FSDP_BACKEND_H
+
+#include "fsdp/device.h"
+#include "fsdp/dtype.h"
+#include "fsdp/trace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Set this thread's error sentence (printf), return @p status. */
+FSDP_API fsdp_status fsdp_backend_fail(fsdp_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/** Capabilities. */
+typedef struct fsdp_device_caps {
+    size_t size;
+    uint64_t alignment;   /**< bytes; every device pointer is a multiple. A power of two, at least 256 */
+    uint64_t granularity; /**< bytes; device memory is taken in multiples */
+    bool has_data;        /**< memory has content; false: addresses only, never read or written by anybody */
+    bool can_host_call;   /**< FSDP_OPERATION_HOST_CALL works */
+} fsdp_device_caps;
+
+/** Where a backend writes when an enqueued thing began and ended, in its own ns; it may be read once the stream is
+ *  drained. A NULL span is not written. */
+typedef struct fsdp_span {
+    uint64_t start_ns, end_ns;
+} fsdp_span;
+
+typedef enum fsdp_memory_kind {
+    FSDP_MEMORY_KIND_DEVICE = 0,
+    FSDP_MEMORY_KIND_PINNED = 1 /**< host memory that the device reads and writes; real memory on every backend */
+} fsdp_memory_kind;
+
+/** One parameter's part of a shard, as kernels see it: AdamW's table. Lives in device memory. */
+typedef struct fsdp_kernel_segment {
+    uint64_t offset, count; /**< elements, in the group's shard */
+    float lr_scale;
+    float decay;            /**< 1 or 0: factor on the optimizer's weight decay */
+} fsdp_kernel_segment;
+
+/** The step's small record in device memory: kernels read it, no host value is baked into them. */
+typedef struct fsdp_device_step {
+    float factor;           /**< on gradients: grad scale × clip */
+    float lr;
+    float bias1, bias2;     /**< 1 − beta^t */
+    uint64_t updates;       /**< t: updates not skipped */
+    uint64_t skip;          /**< 1: change nothing */
+} fsdp_device_step;
+
+/** FSDP_OPERATION_STEP_RESULT's host values. */
+typedef struct fsdp_step_input {
+    uint64_t step;
+    float lr, factor, max_norm, beta1, beta2;
+    uint32_t skip;
+} fsdp_step_input;
+
+/** What STEP_RESULT writes to pinned memory: fsdp_step_report without its size. */
+typedef struct fsdp_report_record {
+    uint64_t step, updates;
+    uint32_t skipped;
+    float lr, grad_norm, clip_scale;
+    float sums[16];
+} fsdp_report_record;
+
+/** Everything that runs on a stream but collectives. Copied at enqueue; pointers are device memory unless said. */
+typedef struct fsdp_device_op {
+    fsdp_operation kind;
+    union {
+        struct { void *dst; const void *src; uint64_t bytes; } copy;       /* either may be host memory */
+        struct { void *dst; uint64_t bytes; uint8_t byte; } fill;
+        struct { void *dst; const void *src; uint64_t count; fsdp_dtype dst_dtype, src_dtype; } cast;
+        struct { void *dst; const void *src; uint64_t count; fsdp_dtype dst_dtype, src_dtype; } add; /* dst += src */
+        /* *out += Σ x² over the segments only, in fp32, in an order that depends on counts alone */
+        struct {
+            float *out; const void *x;
+            uint64_t count;       /* elements that x has; segments lie inside */
+            const fsdp_kernel_segment *segments; uint64_t n_segments;
+            fsdp_dtype dtype;
+        } square_sum;
+        /* total[0] = Σ g² over ranks, total[1 … 16] the caller's sums. Computes *step and *report from them and
+         * @p input, then sets part[0 … 16] to zero for the next step. */
+        struct { float *part; const float *total; fsdp_device_step *step; fsdp_report_record *report; fsdp_step_input input; } step_result;
+        struct {
+            void *master; const void *gradient; float *m, *v;
+            uint64_t count;       /* elements that each of them has; segments lie inside */
+            const fsdp_kernel_segment *segments; uint64_t n_segments;
+            const fsdp_device_step *step;
+            float beta1, beta2, eps, weight_decay;
+            fsdp_dtype master_dtype, gradient_dtype;
+        } adamw;
+        struct { fsdp_host_fn fn; void *arg; } host_call;
+        struct { uint64_t ns; } delay;
+    } u;
+} fsdp_device_op;
+
+/** What a device's open gets. */
+typedef struct fsdp_device_args {
+    size_t size;
+    const void *backend_config;
+    const fsdp_host_allocator *host; /**< lives as long as the device */
+    uint32_t debug;                  /**< FSDP_DEBUG_SYNC is the device's to do */
+    uint64_t timeout_ns;
+} fsdp_device_args;
+
+typedef struct fsdp_device_ops {
+    size_t size;
+    const char *name;
+    fsdp_status (*open)(const fsdp_device_args *args, void **out_dev, fsdp_device_caps *out_caps);
+    void (*close)(void *dev);                       /* after every stream, event and block is gone */
+    fsdp_status (*mem_alloc)(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr); /* bytes > 0, granular */
+    void (*mem_free)(void *dev, void *ptr, uint64_t bytes, fsdp_memory_kind kind);
+    fsdp_status (*stream_create)(void *dev, const char *name, bool high_priority, void **out_stream);
+    void (*stream_destroy)(void *dev, void *stream); /* waits until it is idle */
+    fsdp_status (*stream_drain)(void *dev, void *stream, uint64_t timeout_ns);
+    fsdp_status (*event_create)(void *dev, void **out_event);
+    void (*event_destroy)(void *dev, void *event);   /* waits already enqueued stay good */
+    fsdp_status (*event_record)(void *dev, void *event, void *stream, fsdp_span *span);
+    fsdp_status (*stream_wait)(void *dev, void *stream, void *event, fsdp_span *span); /* for its last record; span: how long it stood */
+    fsdp_status (*event_query)(void *dev, void *event, bool *out_done);
+    fsdp_status (*event_wait)(void *dev, void *event, uint64_t timeout_ns);           /* blocks the host */
+    fsdp_status (*launch)(void *dev, void *stream, const fsdp_device_op *op, fsdp_span *span);
+    fsdp_status (*check)(void *dev);                /* the device's sticky error, with its sentence; cheap, never blocks */
+    void (*abort)(void *dev);                       /* any thread: wake every waiter, fail what is enqueued */
+    uint64_t (*now_ns)(void *dev);
+} fsdp_device_ops;
+
+/** One collective, as enqueued. count as in comm.h. */
+typedef struct fsdp_collective {
+    fsdp_operation kind;      /**< ALL_GATHER … BARRIER */
+    fsdp_dtype dtype;
+    uint64_t count;
+    const void *send;
+    void *recv;
+    uint32_t root;
+    const char *label;        /**< unit or purpose; compared between ranks; lives as long as the communicator's owner */
+    fsdp_span *span;
+} fsdp_collective;
+
+typedef struct fsdp_comm_args {
+    size_t size;
+    const void *backend_config;
+    void *dev;
+    const fsdp_host_allocator *host;
+    uint32_t index;           /**< 0: the context's communicator; 1: the reduce communicator */
+    uint64_t timeout_ns;
+} fsdp_comm_args;
+
+typedef struct fsdp_comm_ops {
+    size_t size;
+    const char *name;
+    fsdp_status (*open)(const fsdp_comm_args *args, void **out_comm);  /* collective */
+    void (*close)(void *comm);
+    fsdp_status (*enqueue)(void *comm, void *stream, const fsdp_collective *list, uint32_t n); /* n as one group */
+    fsdp_status (*check)(void *comm);                                  /* MISMATCH, RANK_LOST, ABORTED with its sentence */
+    void (*abort)(void *comm);                                         /* any thread */
+} fsdp_comm_ops;
+
+/** Small blobs between ranks, beside the collectives. */
+typedef struct fsdp_side_ops {
+    size_t size;
+    fsdp_status (*open)(const fsdp_comm_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world);
+    void (*close)(void *side);
+    /* all[r * bytes …] = rank r's blob; blocks until all have come */
+    fsdp_status (*all_gather)(void *side, const void *mine, void *all, size_t bytes, uint64_t timeout_ns);
+    void (*abort)(void *side, const char *reason);                     /* any thread; reaches every rank */
+    fsdp_status (*check)(void *side);                                  /* ABORTED, with who and why */
+} fsdp_side_ops;
+
+struct fsdp_backend {
+    size_t size;
+    const char *name;
+    const fsdp_device_ops *device;
+    const fsdp_comm_ops *comm;
+    const fsdp_side_ops *side;
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

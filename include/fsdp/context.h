@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: MIT */
+/** @file context.h  One rank's device, communicators, lanes and settings. */
+#ifndef FSDP_CONTEXT_H
+#define FSDP_CONTEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fsdp/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fsdp_context fsdp_context;
+typedef struct fsdp_backend fsdp_backend; /* backend.h */
+
+/** Where the library's own host memory comes from. Both functions, or neither (libc). Called from any thread. */
+typedef struct fsdp_host_allocator {
+    void *(*alloc)(void *arg, size_t bytes, size_t alignment); /**< NULL when out of memory; alignment: power of two */
+    void (*free)(void *arg, void *ptr, size_t bytes, size_t alignment); /**< what alloc gave, same sizes */
+    void *arg;
+} fsdp_host_allocator;
+
+/** Receives warnings (none is printed otherwise). @p text is valid during the call only. */
+typedef void (*fsdp_log_fn)(void *arg, const char *text);
+
+enum {
+    FSDP_DEBUG_SYNC = 1u << 0,  /**< every operation has finished when its call returns (CUDA_LAUNCH_BLOCKING's meaning) */
+    FSDP_DEBUG_POISON = 1u << 1 /**< buffers are filled with NaN when they are given back, on the stream that gives back */
+};
+
+typedef struct fsdp_config {
+    size_t size;                 /**< sizeof(fsdp_config); FSDP_CONFIG_INIT sets it */
+    const fsdp_backend *backend; /**< fsdp_host_backend() if NULL; fsdp_sim_backend(), … */
+    const void *backend_config;  /**< the backend's own: fsdp_host_config, fsdp_sim_config; NULL for its defaults. Read here only */
+    uint32_t debug;              /**< FSDP_DEBUG_… */
+    bool reduce_comm;            /**< a second communicator for reductions: gathers and reductions may overlap on the wire */
+    uint64_t timeout_ns;         /**< deadline between ranks: how long a collective or the side channel waits for a rank */
+    fsdp_host_allocator host;    /**< libc if all zero */
+    fsdp_log_fn log;             /**< NULL: warnings are dropped */
+    void *log_arg;
+} fsdp_config;
+
+#define FSDP_CONFIG_INIT {sizeof(fsdp_config), NULL, NULL, 0, false, 60000000000ull, {NULL, NULL, NULL}, NULL, NULL}
+
+/** Open a context: device, communicators, side channel, the lanes gather, reduce and copy.
+ *  Owns:   *out_ctx is the caller's; destroy it after every object made from it.
+ *  Ranks:  collective over the world that backend_config names (a world of one by default).
+ *  Thread: a context is driven by one thread at a time; ranks as threads have a context each.
+ *  Blocks: until every rank has come, at most timeout_ns.
+ *  Errors: ARG; NO_HOST_MEMORY; UNSUPPORTED; RANK_LOST (names the ranks that came). */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ctx);
+
+/** Close it: waits until its streams are idle (or aborted), then frees everything that is left. NULL is nothing.
+ *  Errors: STATE if a model, allocator, event or stream of the caller still lives (named; nothing is closed). */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_destroy(fsdp_context *ctx);
+
+/** Give up, on every rank: wakes whoever waits for a peer, fails what is enqueued, frees nothing in flight.
+ *  Every later call on every rank's context but destroy returns ABORTED with @p reason and this rank.
+ *  Thread: any. Never blocks. @p reason: a sentence, copied; NULL for none. */
+FSDP_API void fsdp_context_abort(fsdp_context *ctx, const char *reason);
+
+/** FSDP_OK, or the first error of this context's device, communicators or peers; the call to poll with. Never blocks. */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_check(fsdp_context *ctx);
+
+FSDP_API uint32_t fsdp_context_rank(const fsdp_context *ctx);
+FSDP_API uint32_t fsdp_context_world(const fsdp_context *ctx);
+
+/** Sum @p n doubles over the ranks, in rank order, on the side channel (no stream, no collective is involved).
+ *  Blocks: until every rank has called, at most timeout_ns. Collective. values: in and out, n <= 64.
+ *  Errors: ARG; RANK_LOST; ABORTED. values unchanged on error. */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n);
+
+/** Return when every rank has called. Side channel; streams go on. Errors as fsdp_sum_host. */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_barrier_host(fsdp_context *ctx);
+
+/** Copy @p bytes (at most 1 MiB) from rank @p root's @p data to every rank's. Blocks, collective. Errors as fsdp_sum_host. */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_broadcast_host(fsdp_context *ctx, void *data, size_t bytes, uint32_t root);
+
+/** What the library has asked of the device so far, counted at the one place that talks to it. */
+typedef struct fsdp_counters {
+    size_t size;
+    uint64_t device_bytes;      /**< device memory held now, as the device really took it (granularity) */
+    uint64_t device_bytes_peak; /**< its maximum since create */
+    uint64_t pinned_bytes;      /**< host memory that the device can reach, held now */
+    uint64_t allocations;       /**< device and pinned allocations so far */
+    uint64_t events_created;
+    uint64_t records, waits;    /**< event records and stream waits enqueued */
+    uint64_t operations;        /**< kernels, copies, fills, host calls, delays enqueued */
+    uint64_t collectives;
+    uint64_t host_waits;        /**< calls that block the host until the device has got somewhere */
+} fsdp_counters;
+
+#define FSDP_COUNTERS_INIT {sizeof(fsdp_counters), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** Errors: ARG (size). */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_counters(const fsdp_context *ctx, fsdp_counters *out_counters);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
