@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+/* Vector clocks over streams: which work of which stream comes before what.
+ *
+ * Each stream has a slot t. now[t][t] is its open epoch; a fence recorded on t closes it, stores a snapshot of now[t], and
+ * opens the next. now[s][t] >= e means: all work of t in epochs <= e comes before anything that s is given from now on.
+ * A use of a resource is a point (t, the epoch open when it was submitted); it is covered for s once now[s][t] >= epoch.
+ * A slot is a timeline: a stream that takes it goes on with the epochs of the last one, which was drained by the host.
+ * [Note: Clocks] in docs/streams.md. Everything here is called with the context's lock held. */
+#ifndef FSDP_LIB_CLOCK_H
+#define FSDP_LIB_CLOCK_H
+
+#include "fsdp/backend.h"
+
+enum {
+    FSDP__SLOTS = 16, /* streams at a time in a context */
+    FSDP__FENCES = 64 /* fences kept a stream; an older one is replaced by the oldest that is left */
+};
+
+/* For each stream, the last epoch that must come before. All zero: nothing. */
+typedef struct fsdp__clock {
+    uint64_t at[FSDP__SLOTS];
+} fsdp__clock;
+
+typedef struct fsdp__fence {
+    int slot;             /* of the stream that recorded it */
+    uint64_t epoch;       /* that it closed; 0: no fence */
+    fsdp__clock snapshot; /* what comes before it, itself included */
+    void *event;          /* the device's; NULL once its owner is gone */
+    fsdp_mark mark;
+    const char *label;
+} fsdp__fence;
+
+struct fsdp_stream {
+    fsdp_context *ctx;
+    void *native;
+    int slot;
+    bool lane;             /* the library's own */
+    uint32_t n_open;       /* windows of units that are open on it */
+    char name[32];
+    uint64_t first_fence;  /* fences of the slot's earlier streams are below this */
+    uint64_t n_fences;     /* fence i closed epoch i + 1 and lies in ring[i % FSDP__FENCES] */
+    fsdp__fence ring[FSDP__FENCES];
+    void *event[FSDP__FENCES]; /* made with the stream; ring[i].event is event[i] unless a work or report lent its own */
+};
+
+typedef struct fsdp__clocks {
+    fsdp_stream *stream[FSDP__SLOTS]; /* NULL: the slot is free */
+    fsdp__clock now[FSDP__SLOTS];
+    int n_slots; /* slots used so far: loops end here */
+} fsdp__clocks;
+
+/* What an operation needs before it may run, gathered over all its ranges before anything waits. */
+typedef struct fsdp__need {
+    fsdp__clock clock;
+    fsdp_reason reason[FSDP__SLOTS]; /* of the range that set clock.at[t] */
+} fsdp__need;
+
+/* A resource that streams hand to each other: who wrote it last, who has read it since. */
+typedef struct fsdp__edges {
+    fsdp__clock written, read;
+} fsdp__edges;
+
+static inline void fsdp__clock_max(fsdp__clock *into, const fsdp__clock *other, int n_slots)
+{
+    for (int t = 0; t < n_slots; t++)
+        if (other->at[t] > into->at[t]) into->at[t] = other->at[t];
+}
+
+/* The epoch that s's next fence will close. */
+uint64_t fsdp__epoch(const fsdp_stream *s);
+/* True: everything in clock comes before what s is given next. */
+bool fsdp__covered(const fsdp_stream *s, const fsdp__clock *clock);
+
+void fsdp__need_clock(fsdp__need *need, const fsdp__clock *clock, const fsdp_stream *s, fsdp_reason reason);
+/* Make it so: for each stream that is missing, s waits for its oldest fence that covers; one is recorded where none does. */
+fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need);
+/* s waits for this fence, unless it is covered. */
+fsdp_status fsdp__wait_fence(fsdp_stream *s, const fsdp__fence *fence, fsdp_reason reason);
+/* Close s's epoch. event: the device event to record, or NULL for the ring's own. *out_fence (may be NULL): a copy. */
+fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void *event, fsdp__fence *out_fence);
+/* The owner of a lent event takes it back: nobody will wait on this fence any more. */
+void fsdp__fence_forget(fsdp__clocks *clocks, const fsdp__fence *fence);
+
+/* The access rule: before an operation on s, collect what its ranges need … */
+void fsdp__need_read(fsdp__need *need, const fsdp__edges *edges, const fsdp_stream *s);
+void fsdp__need_write(fsdp__need *need, const fsdp__edges *edges, const fsdp_stream *s);
+/* … and once it is submitted, before the fence that closes its epoch, note it. A write forgets the reads it waited for. */
+void fsdp__note_read(fsdp__edges *edges, const fsdp_stream *s);
+void fsdp__note_write(fsdp__edges *edges, const fsdp_stream *s);
+
+#endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT */
+#include "comm.h"
+
+#include "check.h"
+#include "context.h"
+#include "hostmem.h"
+#include "stream.h"
+#include "trace.h"
+
+struct fsdp_comm {
+    fsdp_context *ctx;
+    void *native;
+};
+
+fsdp_status fsdp__comm_open(fsdp_context *ctx, const fsdp_config *config, uint32_t index, fsdp_comm **out_comm)
+{
+    fsdp_comm *comm = fsdp__host_alloc(&ctx->host, 1, sizeof *comm);
+    if (comm == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "communicator %u: no host memory", index);
+    comm->ctx = ctx;
+    fsdp_comm_args args = {sizeof args, config->backend_config, ctx->dev, &ctx->host, index, ctx->timeout_ns};
+    fsdp_status status = ctx->backend->comm->open(&args, &comm->native);
+    if (status != FSDP_OK) {
+        fsdp__host_free(&ctx->host, comm, 1, sizeof *comm);
+        return status;
+    }
+    *out_comm = comm;
+    return FSDP_OK;
+}
+
+void fsdp__comm_close(fsdp_comm *comm)
+{
+    if (comm == NULL) return;
+    comm->ctx->backend->comm->close(comm->native);
+    fsdp__host_free(&comm->ctx->host, comm, 1, sizeof *comm);
+}
+
+fsdp_status fsdp__comm_check(fsdp_comm *comm) { return comm->ctx->backend->comm->check(comm->native); }
+void fsdp__comm_abort(fsdp_comm *comm) { comm->ctx->backend->comm->abort(comm->native); }
+
+fsdp_comm *fsdp_context_comm(fsdp_context *ctx) { return ctx != NULL ? ctx->comm : NULL; }
+fsdp_comm *fsdp_context_reduce_comm(fsdp_context *ctx) { return ctx != NULL ? ctx->reduce_comm : NULL; }
+uint32_t fsdp_comm_rank(const fsdp_comm *comm) { return comm->ctx->rank; }
+uint32_t fsdp_comm_size(const fsdp_comm *comm) { return comm->ctx->world; }
+
+/* What this rank's memory sees, and what it puts on the wire by host.h's counts. */
+static void fill_record(const fsdp_comm *comm, const fsdp_collective *c, fsdp_trace_record *r)
+{
+    uint64_t world = comm->ctx->world, bytes = c->count * fsdp_dtype_bytes(c->dtype), sent = bytes, received = bytes;
+    r->bytes = bytes;
+    if (c->kind == FSDP_OPERATION_ALL_GATHER) received = bytes * world, r->bytes = bytes * (world - 1);
+    if (c->kind == FSDP_OPERATION_REDUCE_SCATTER) sent = bytes * world, r->bytes = bytes * (world - 1);
+    if (c->kind == FSDP_OPERATION_ALL_REDUCE) r->bytes = 2 * bytes * (world - 1) / world;
+    if (bytes == 0) return;
+    if (c->send != NULL) r->access[r->n_accesses++] = (fsdp_trace_access){(uint64_t)(uintptr_t)c->send, sent, false};
+    if (c->recv != NULL) r->access[r->n_accesses++] = (fsdp_trace_access){(uint64_t)(uintptr_t)c->recv, received, true};
+}
+
+fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective *list, uint32_t n)
+{
+    fsdp_context *ctx = comm->ctx;
+    for (uint32_t i = 0; ctx->trace != NULL && i < n; i++) {
+        fsdp_trace_record record = {.kind = FSDP_RECORD_OPERATION, .operation = list[i].kind, .stream = s->slot, .other = -1,
+                                    .label = list[i].label};
+        fill_record(comm, &list[i], &record);
+        list[i].span = fsdp__trace_add(ctx->trace, &record);
+    }
+    ctx->counters.collectives += n;
+    return ctx->backend->comm->enqueue(comm->native, s->native, list, n);
+}
+
+static fsdp_status check_caller(const char *call, fsdp_comm *comm, const fsdp_collective *c, fsdp_stream *s)
+{
+    if (comm == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: comm is NULL", call);
+    FSDP_TRY(fsdp__stream_check(call, comm->ctx, s));
+    size_t each = fsdp_dtype_bytes(c->dtype);
+    if (each == 0) return fsdp__fail(FSDP_ERR_ARG, "%s: %d is no dtype", call, (int)c->dtype);
+    if (c->count > (uint64_t)1 << 48) return fsdp__fail(FSDP_ERR_ARG, "%s: count %llu is beyond 2^48", call, (unsigned long long)c->count);
+    if (c->count > 0 && (c->send == NULL || c->recv == NULL)) return fsdp__fail(FSDP_ERR_ARG, "%s: a buffer is NULL", call);
+    if (c->root >= comm->ctx->world) return fsdp__fail(FSDP_ERR_ARG, "%s: root %u in a world of %u", call, c->root, comm->ctx->world);
+    return FSDP_OK;
+}
+
+static fsdp_status enqueue_caller(const char *call, fsdp_comm *comm, fsdp_collective *c, fsdp_stream *s, fsdp_work **out_work)
+{
+    FSDP_TRY(check_caller(call, comm, c, s));
+    c->label = "caller";
+    fsdp__lock(comm->ctx);
+    fsdp_status status = fsdp__comm_enqueue(comm, s, c, 1);
+    if (status == FSDP_OK && out_work != NULL) status = fsdp__work_create(s, out_work);
+    fsdp__unlock(comm->ctx);
+    return status;
+}
+
+fsdp_status fsdp_all_gather(fsdp_comm *comm, const void *send, void *recv, uint64_t count, fsdp_dtype dtype, fsdp_stream *stream,
+                            fsdp_work **out_work)
+{
+    fsdp_collective c = {.kind = FSDP_OPERATION_ALL_GATHER, .dtype = dtype, .count = count, .send = send, .recv = recv};
+    return enqueue_caller(__func__, comm, &c, stream, out_work);
+}
+
+fsdp_status fsdp_reduce_scatter(fsdp_comm *comm, const void *send, void *recv, uint64_t count, fsdp_dtype dtype,
+                                fsdp_stream *stream, fsdp_work **out_work)
+{
+    fsdp_collective c = {.kind = FSDP_OPERATION_REDUCE_SCATTER, .dtype = dtype, .count = count, .send = send, .recv = recv};
+    return enqueue_caller(__func__, comm, &c, stream, out_work);
+}
+
+fsdp_status fsdp_all_reduce(fsdp_comm *comm, const void *send, void *recv, uint64_t count, fsdp_dtype dtype, fsdp_stream *stream,
+                            fsdp_work **out_work)
+{
+    fsdp_collective c = {.kind = FSDP_OPERATION_ALL_REDUCE, .dtype = dtype, .count = count, .send = send, .recv = recv};
+    return enqueue_caller(__func__, comm, &c, stream, out_work);
+}
+
+fsdp_status fsdp_broadcast(fsdp_comm *comm, void *data, uint64_t count, fsdp_dtype dtype, uint32_t root, fsdp_stream *stream,
+                           fsdp_work **out_work)
+{
+    fsdp_collective c = {.kind = FSDP_OPERATION_BROADCAST, .dtype = dtype, .count = count, .send = data, .recv = data, .root = root};
+    return enqueue_caller(__func__, comm, &c, stream, out_work);
+}
+
+fsdp_status fsdp_barrier(fsdp_comm *comm, fsdp_stream *stream, fsdp_work **out_work)
+{
+    fsdp_collective c = {.kind = FSDP_OPERATION_BARRIER, .dtype = FSDP_DTYPE_FP32};
+    return enqueue_caller(__func__, comm, &c, stream, out_work);
+}

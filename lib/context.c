@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: MIT */
+#include "context.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "check.h"
+#include "comm.h"
+#include "device.h"
+#include "fsdp/host.h"
+#include "hostmem.h"
+#include "side.h"
+#include "stream.h"
+
+static const char *const lane_names[] = {"gather", "reduce", "copy"};
+
+static void close_all(fsdp_context *ctx)
+{
+    for (int lane = FSDP_LANE_COPY; lane >= FSDP_LANE_GATHER; lane--)
+        if (ctx->lanes[lane] != NULL) fsdp__stream_close(ctx->lanes[lane]);
+    if (ctx->reduce_comm != ctx->comm) fsdp__comm_close(ctx->reduce_comm);
+    fsdp__comm_close(ctx->comm);
+    if (ctx->side != NULL) ctx->backend->side->close(ctx->side);
+    if (ctx->dev != NULL) ctx->backend->device->close(ctx->dev);
+    pthread_mutex_destroy(&ctx->lock);
+    fsdp_host_allocator host = ctx->host;
+    fsdp__host_free(&host, ctx, 1, sizeof *ctx);
+}
+
+static fsdp_status open_all(fsdp_context *ctx, const fsdp_config *config)
+{
+    fsdp_device_args dev = {sizeof dev, config->backend_config, &ctx->host, ctx->debug, ctx->timeout_ns};
+    ctx->caps.size = sizeof ctx->caps;
+    FSDP_TRY(ctx->backend->device->open(&dev, &ctx->dev, &ctx->caps));
+    fsdp_comm_args side = {sizeof side, config->backend_config, ctx->dev, &ctx->host, 0, ctx->timeout_ns};
+    FSDP_TRY(ctx->backend->side->open(&side, &ctx->side, &ctx->rank, &ctx->world));
+    FSDP_TRY(fsdp__comm_open(ctx, config, 0, &ctx->comm));
+    ctx->reduce_comm = ctx->comm;
+    if (config->reduce_comm) {
+        ctx->reduce_comm = NULL;
+        FSDP_TRY(fsdp__comm_open(ctx, config, 1, &ctx->reduce_comm));
+    }
+    for (int lane = FSDP_LANE_GATHER; lane <= FSDP_LANE_COPY; lane++)
+        FSDP_TRY(fsdp__stream_open(ctx, lane_names[lane], true, &ctx->lanes[lane]));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ctx)
+{
+    FSDP_NEED(config);
+    FSDP_NEED(out_ctx);
+    fsdp_config c = FSDP_CONFIG_INIT;
+    FSDP_TRY(fsdp__read_config("fsdp_config", &c, sizeof c, config, sizeof c));
+    if (c.debug & ~(uint32_t)(FSDP_DEBUG_SYNC | FSDP_DEBUG_POISON))
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.debug is 0x%x: only FSDP_DEBUG_SYNC and FSDP_DEBUG_POISON exist", c.debug);
+    if (c.timeout_ns == 0) return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.timeout_ns is 0: give a deadline in nanoseconds");
+    fsdp_host_allocator host;
+    FSDP_TRY(fsdp__host_allocator_resolve(&c.host, &host));
+
+    fsdp_context *ctx = fsdp__host_alloc(&host, 1, sizeof *ctx);
+    if (ctx == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_context_create: no host memory for %zu bytes", sizeof *ctx);
+    ctx->host = host;
+    ctx->backend = c.backend != NULL ? c.backend : fsdp_host_backend();
+    ctx->debug = c.debug;
+    ctx->timeout_ns = c.timeout_ns;
+    ctx->log = c.log;
+    ctx->log_arg = c.log_arg;
+    ctx->counters.size = sizeof ctx->counters;
+    pthread_mutex_init(&ctx->lock, NULL);
+    fsdp_status status = open_all(ctx, &c);
+    if (status != FSDP_OK) {
+        close_all(ctx);
+        return status;
+    }
+    *out_ctx = ctx;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_context_destroy(fsdp_context *ctx)
+{
+    if (ctx == NULL) return FSDP_OK;
+    fsdp__lock(ctx);
+    uint32_t n = ctx->n_children;
+    fsdp__unlock(ctx);
+    if (n > 0)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_context_destroy: %u of your models, allocators, streams, events, works or traces still live: "
+                                          "destroy them first", n);
+    close_all(ctx);
+    return FSDP_OK;
+}
+
+void fsdp_context_abort(fsdp_context *ctx, const char *reason)
+{
+    if (ctx == NULL || atomic_exchange(&ctx->aborted, 1)) return;
+    ctx->backend->side->abort(ctx->side, reason != NULL ? reason : "no reason given");
+    fsdp__comm_abort(ctx->comm);
+    if (ctx->reduce_comm != ctx->comm) fsdp__comm_abort(ctx->reduce_comm);
+    ctx->backend->device->abort(ctx->dev);
+}
+
+fsdp_status fsdp__context_check(fsdp_context *ctx)
+{
+    /* The side channel first: an abort says who and why, while communicator and device only know that they stopped. */
+    FSDP_TRY(ctx->backend->side->check(ctx->side));
+    FSDP_TRY(fsdp__comm_check(ctx->comm));
+    if (ctx->reduce_comm != ctx->comm) FSDP_TRY(fsdp__comm_check(ctx->reduce_comm));
+    return ctx->backend->device->check(ctx->dev);
+}
+
+fsdp_status fsdp_context_check(fsdp_context *ctx)
+{
+    FSDP_NEED(ctx);
+    return fsdp__context_check(ctx);
+}
+
+fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns)
+{
+    fsdp_status first = FSDP_OK;
+    for (int t = 0; t < FSDP__SLOTS; t++) {
+        if (ctx->clocks.stream[t] == NULL) continue;
+        fsdp_status status = fsdp__device_drain_host(ctx->clocks.stream[t], timeout_ns);
+        if (first == FSDP_OK) first = status;
+    }
+    return first;
+}
+
+void fsdp__log(fsdp_context *ctx, const char *format, ...)
+{
+    if (ctx->log == NULL) return;
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ctx->log(ctx->log_arg, text);
+}
+
+uint32_t fsdp_context_rank(const fsdp_context *ctx) { return ctx->rank; }
+uint32_t fsdp_context_world(const fsdp_context *ctx) { return ctx->world; }
+uint64_t fsdp_context_now_ns(fsdp_context *ctx) { return ctx->backend->device->now_ns(ctx->dev); }
+
+fsdp_status fsdp_context_counters(const fsdp_context *ctx, fsdp_counters *out_counters)
+{
+    FSDP_NEED(ctx);
+    FSDP_NEED(out_counters);
+    return fsdp__write_result("fsdp_counters", out_counters, &ctx->counters, sizeof ctx->counters, sizeof ctx->counters);
+}

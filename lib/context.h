@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT */
+/* The context: one rank's device, clocks, communicators, side channel, lanes. */
+#ifndef FSDP_LIB_CONTEXT_H
+#define FSDP_LIB_CONTEXT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "clock.h"
+#include "fsdp/backend.h"
+#include "fsdp/comm.h"
+#include "fsdp/context.h"
+
+struct fsdp_context {
+    fsdp_host_allocator host;
+    const fsdp_backend *backend;
+    void *dev;
+    fsdp_device_caps caps;
+    void *side;
+    uint32_t rank, world;
+    uint32_t debug;
+    uint64_t timeout_ns;
+    fsdp_log_fn log;
+    void *log_arg;
+
+    /* One lock over clocks, allocators and the tape: hooks take it once, the allocator's callers on other threads too. */
+    pthread_mutex_t lock;
+    fsdp__clocks clocks;
+    fsdp_counters counters;
+    fsdp_trace *trace; /* NULL when none is on */
+
+    fsdp_stream *lanes[3];
+    fsdp_comm *comm, *reduce_comm; /* the same unless the config asks for two */
+
+    uint32_t n_children; /* models, allocators, traces, events and streams of the caller's that still live */
+    atomic_int aborted;
+};
+
+/* FSDP_OK, or the device's, communicators' or peers' first error. Cheap: every enqueue asks. */
+fsdp_status fsdp__context_check(fsdp_context *ctx);
+/* Wait until every stream is idle, at most timeout_ns each. */
+fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns);
+/* Give a warning to the caller's log. */
+void fsdp__log(fsdp_context *ctx, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static inline void fsdp__lock(fsdp_context *ctx) { pthread_mutex_lock(&ctx->lock); }
+static inline void fsdp__unlock(fsdp_context *ctx) { pthread_mutex_unlock(&ctx->lock); }
+
+#endif

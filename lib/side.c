@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: MIT */
+#include "side.h"
+
+#include <string.h>
+
+#include "check.h"
+#include "hostmem.h"
+
+enum { MAX_BROADCAST_BYTES = 1 << 20, MAX_SUMS_HOST = 64 };
+
+fsdp_status fsdp__side_all_gather(fsdp_context *ctx, const void *mine, void *all, size_t bytes)
+{
+    fsdp__lock(ctx);
+    ctx->counters.host_waits++;
+    fsdp__unlock(ctx);
+    return ctx->backend->side->all_gather(ctx->side, mine, all, bytes, ctx->timeout_ns);
+}
+
+typedef struct ballot {
+    int32_t status;
+    char text[1020];
+} ballot;
+
+fsdp_status fsdp__side_vote(fsdp_context *ctx, fsdp_status mine, const char *what)
+{
+    ballot *all = fsdp__host_alloc(&ctx->host, ctx->world + 1u, sizeof *all);
+    if (all == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "%s: no host memory for the vote of %u ranks", what, ctx->world);
+    ballot *own = &all[ctx->world];
+    own->status = mine;
+    if (mine != FSDP_OK) {
+        strncpy(own->text, fsdp_last_error(), sizeof own->text - 1);
+    }
+    fsdp_status status = fsdp__side_all_gather(ctx, own, all, sizeof *all);
+    for (uint32_t r = 0; status == FSDP_OK && r < ctx->world; r++) {
+        if (all[r].status == FSDP_OK) continue;
+        all[r].text[sizeof all[r].text - 1] = 0;
+        status = (fsdp_status)all[r].status;
+        if (mine == FSDP_OK) fsdp__fail(status, "%s failed on rank %u, so on every rank: %s", what, r, all[r].text);
+        else fsdp__fail(mine, "%s", own->text), status = mine;
+    }
+    fsdp__host_free(&ctx->host, all, ctx->world + 1u, sizeof *all);
+    return status;
+}
+
+fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n)
+{
+    FSDP_NEED(ctx);
+    FSDP_NEED(values);
+    if (n == 0 || n > MAX_SUMS_HOST) return fsdp__fail(FSDP_ERR_ARG, "fsdp_sum_host: n is %u, expected 1 to %d", n, MAX_SUMS_HOST);
+    FSDP_TRY(fsdp__context_check(ctx));
+    double *all = fsdp__host_alloc(&ctx->host, (size_t)ctx->world * n, sizeof *all);
+    if (all == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_sum_host: no host memory");
+    fsdp_status status = fsdp__side_all_gather(ctx, values, all, n * sizeof *values);
+    for (uint32_t i = 0; status == FSDP_OK && i < n; i++) {
+        values[i] = all[i];
+        for (uint32_t r = 1; r < ctx->world; r++) values[i] += all[(size_t)r * n + i];
+    }
+    fsdp__host_free(&ctx->host, all, (size_t)ctx->world * n, sizeof *all);
+    return status;
+}
+
+fsdp_status fsdp_barrier_host(fsdp_context *ctx)
+{
+    double nothing = 0.0;
+    return fsdp_sum_host(ctx, &nothing, 1);
+}
+
+fsdp_status fsdp_broadcast_host(fsdp_context *ctx, void *data, size_t bytes, uint32_t root)
+{
+    FSDP_NEED(ctx);
+    FSDP_NEED(data);
+    if (bytes == 0 || bytes > MAX_BROADCAST_BYTES)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_broadcast_host: %zu bytes, expected 1 to %d", bytes, MAX_BROADCAST_BYTES);
+    if (root >= ctx->world) return fsdp__fail(FSDP_ERR_ARG, "fsdp_broadcast_host: root %u in a world of %u", root, ctx->world);
+    FSDP_TRY(fsdp__context_check(ctx));
+    char *all = fsdp__host_alloc(&ctx->host, ctx->world, bytes);
+    if (all == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_broadcast_host: no host memory for %u × %zu bytes", ctx->world, bytes);
+    fsdp_status status = fsdp__side_all_gather(ctx, data, all, bytes);
+    if (status == FSDP_OK) memcpy(data, all + (size_t)root * bytes, bytes);
+    fsdp__host_free(&ctx->host, all, ctx->world, bytes);
+    return status;
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: MIT */
+/* The side channel: small blobs between ranks, beside the collectives. Blocks the host; never called inside a step. */
+#ifndef FSDP_LIB_SIDE_H
+#define FSDP_LIB_SIDE_H
+
+#include "context.h"
+
+/* all[r * bytes …] = rank r's blob, on every rank, within the context's deadline. */
+fsdp_status fsdp__side_all_gather(fsdp_context *ctx, const void *mine, void *all, size_t bytes);
+/* The vote: FSDP_OK if every rank brings FSDP_OK; else, on every rank, the code and sentence of the lowest rank that
+ * failed, with its number. `mine` with its sentence in fsdp_last_error(). */
+fsdp_status fsdp__side_vote(fsdp_context *ctx, fsdp_status mine, const char *what);
+
+#endif

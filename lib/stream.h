@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/* Streams: opening and closing, in the clocks. */
+#ifndef FSDP_LIB_STREAM_H
+#define FSDP_LIB_STREAM_H
+
+#include "clock.h"
+
+/* Take a slot, make the native stream and the ring's events. Errors: STATE (no slot), the device's. */
+fsdp_status fsdp__stream_open(fsdp_context *ctx, const char *name, bool lane, fsdp_stream **out_stream);
+/* Wait until it is idle; give back events and slot. */
+void fsdp__stream_close(fsdp_stream *s);
+/* What every call that enqueues on a caller's stream asks first. */
+fsdp_status fsdp__stream_check(const char *call, fsdp_context *ctx, const fsdp_stream *s);
+
+#endif

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT */
+/* The tape's writing end. device.c and comm.c add a record for everything they enqueue; trace.c keeps it. */
+#ifndef FSDP_LIB_TRACE_H
+#define FSDP_LIB_TRACE_H
+
+#include "fsdp/backend.h"
+#include "fsdp/trace.h"
+
+/* Append a copy of record (its label is copied too). Returns where the device writes its times; NULL when the tape is full.
+ * trace may be NULL: nothing happens. The span stays where it is until the trace is destroyed. */
+fsdp_span *fsdp__trace_add(fsdp_trace *trace, const fsdp_trace_record *record);
+
+#endif

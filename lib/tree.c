@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: MIT */
+#include "tree.h"
+
+#include <stddef.h>
+
+/* splitmix64's finaliser: a fixed, well mixed priority a serial number. */
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    return x ^ x >> 31;
+}
+
+static void replace_child(fsdp__tree *tree, fsdp__tree_node *parent, fsdp__tree_node *old, fsdp__tree_node *new)
+{
+    if (parent == NULL) tree->root = new;
+    else if (parent->left == old) parent->left = new;
+    else parent->right = new;
+    if (new != NULL) new->parent = parent;
+}
+
+/* Lift node over its parent, keeping the order. */
+static void rotate_up(fsdp__tree *tree, fsdp__tree_node *node)
+{
+    fsdp__tree_node *parent = node->parent;
+    replace_child(tree, parent->parent, parent, node);
+    if (parent->left == node) {
+        parent->left = node->right;
+        if (node->right != NULL) node->right->parent = parent;
+        node->right = parent;
+    } else {
+        parent->right = node->left;
+        if (node->left != NULL) node->left->parent = parent;
+        node->left = parent;
+    }
+    parent->parent = node;
+}
+
+void fsdp__tree_insert(fsdp__tree *tree, fsdp__tree_node *node)
+{
+    fsdp__tree_node **link = &tree->root, *parent = NULL;
+    while (*link != NULL) {
+        parent = *link;
+        link = tree->less(node, parent) ? &parent->left : &parent->right;
+    }
+    *node = (fsdp__tree_node){.parent = parent, .priority = mix(tree->serial++)};
+    *link = node;
+    while (node->parent != NULL && node->parent->priority < node->priority) rotate_up(tree, node);
+}
+
+void fsdp__tree_remove(fsdp__tree *tree, fsdp__tree_node *node)
+{
+    while (node->left != NULL && node->right != NULL)
+        rotate_up(tree, node->left->priority > node->right->priority ? node->left : node->right);
+    replace_child(tree, node->parent, node, node->left != NULL ? node->left : node->right);
+}
+
+fsdp__tree_node *fsdp__tree_next(fsdp__tree_node *node)
+{
+    if (node->right != NULL) {
+        node = node->right;
+        while (node->left != NULL) node = node->left;
+        return node;
+    }
+    while (node->parent != NULL && node->parent->right == node) node = node->parent;
+    return node->parent;
+}
+
+fsdp__tree_node *fsdp__tree_lower_bound(const fsdp__tree *tree, const fsdp__tree_node *key)
+{
+    fsdp__tree_node *node = tree->root, *found = NULL;
+    while (node != NULL) {
+        if (tree->less(node, key)) node = node->right;
+        else found = node, node = node->left;
+    }
+    return found;
+}
