@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef FSDP_SHARDING_SEAL_H
+#define FSDP_SHARDING_SEAL_H
+
+#include "sharding/model.h"
+
+/* Give back everything that the plan and seal took, host and device; a model that was never sealed is fine. Streams are
+ * idle; the lock is held. */
+void fsdp__unseal(fsdp_model *model);
+
+#endif

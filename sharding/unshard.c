@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: MIT */
+/* Stage 4: full parameters. In: shards, the cursor. Out: a gathered buffer a unit, and the event u.ready. The cast writes the
+ * rank's slot of the full buffer, the all-gather is in place; where master and compute dtype are equal it gathers out of
+ * place from the shard itself. Next: the caller's compute, then reduce.c. */
+#include "sharding/unshard.h"
+
+#include <string.h>
+
+#include "lib/check.h"
+#include "lib/comm.h"
+#include "lib/device.h"
+#include "lib/mutate.h"
+
+bool fsdp__is_gathered(const fsdp_unit *unit)
+{
+    return unit->full_bytes == 0 || (unit->full != NULL && unit->full_version == unit->version);
+}
+
+uint64_t fsdp__full_begin(const fsdp_unit *unit)
+{
+    if (FSDP__MUTATED(FSDP__MUTANT_WRONG_PLACE)) return (uint64_t)(uintptr_t)fsdp__allocator_base(unit->model->gather_pool);
+    return unit->full->begin;
+}
+
+void fsdp__set_param_ptrs(fsdp_unit *unit)
+{
+    for (size_t i = 0; i < unit->n_params; i++) {
+        const fsdp_param *param = unit->params[i];
+        const fsdp__group *group = &unit->groups[param->group];
+        char *base = group->aliased ? group->master : (char *)(uintptr_t)fsdp__full_begin(unit) + group->full_offset;
+        unit->param_ptrs[i] = base + param->offset * fsdp_dtype_bytes(group->compute_dtype);
+    }
+}
+
+static void link_gathered(fsdp_unit *unit)
+{
+    fsdp_model *model = unit->model;
+    unit->older = model->newest_gathered;
+    unit->newer = NULL;
+    if (unit->older != NULL) unit->older->newer = unit;
+    model->newest_gathered = unit;
+}
+
+static void unlink_gathered(fsdp_unit *unit)
+{
+    *(unit->newer != NULL ? &unit->newer->older : &unit->model->newest_gathered) = unit->older;
+    if (unit->older != NULL) unit->older->newer = unit->newer;
+    unit->newer = unit->older = NULL;
+}
+
+/* Find bytes for the unit: planned, else (only when it is needed now) best fit. *out_found false: a prefetch has no room. */
+static fsdp_status take_buffer(fsdp_unit *unit, uint64_t planned, bool needed_now, fsdp__need *need, bool *out_found)
+{
+    fsdp_model *model = unit->model;
+    fsdp_allocator *pool = model->gather_pool;
+    fsdp_stream *lane = model->ctx->lanes[FSDP_LANE_GATHER];
+    *out_found = true;
+    FSDP_TRY(fsdp__allocator_reserve(pool));
+    if (planned != UINT64_MAX && fsdp__allocator_is_free_at(pool, planned, unit->full_bytes)) {
+        unit->full = fsdp__allocator_take_at(pool, planned, unit->full_bytes, lane, unit->name, need);
+    } else if (!needed_now) {
+        model->stats.no_room++;
+        *out_found = false;
+        return FSDP_OK;
+    } else {
+        unit->full = fsdp__allocator_take(pool, unit->full_bytes, lane, unit->name, need);
+        if (unit->full == NULL) {
+            char text[4096] = "";
+            fsdp__allocator_describe(pool, text, sizeof text);
+            return fsdp__fail(FSDP_ERR_NO_MEMORY,
+                              "unit %s: %llu bytes have no place in the gather range of %llu: this visit is not the pass's next one, and what is "
+                              "open or gathered ahead leaves no gap. Close units, or declare this order as a pass\n%s",
+                              unit->name, (unsigned long long)unit->full_bytes, (unsigned long long)model->plan.memory.gather, text);
+        }
+        model->stats.off_plan_places++;
+    }
+    memset(&unit->full_edges, 0, sizeof unit->full_edges);
+    if (!fsdp__unit_held(unit)) link_gathered(unit);
+    return FSDP_OK;
+}
+
+static fsdp_status enqueue_gather(fsdp_unit *unit)
+{
+    fsdp_context *ctx = unit->model->ctx;
+    fsdp_stream *lane = ctx->lanes[FSDP_LANE_GATHER];
+    fsdp_collective list[FSDP__MAX_GROUPS];
+    uint32_t n = 0;
+    for (uint32_t g = 0; g < unit->n_groups; g++) {
+        const fsdp__group *group = &unit->groups[g];
+        if (group->aliased || group->elems == 0) continue;
+        uint64_t slot_bytes = group->shard_elems * fsdp_dtype_bytes(group->compute_dtype);
+        char *full = (char *)(uintptr_t)fsdp__full_begin(unit) + group->full_offset, *slot = full + ctx->rank * slot_bytes;
+        bool cast = group->compute_dtype != unit->config.master_dtype;
+        if (cast) {
+            fsdp_device_op op = {.kind = FSDP_OPERATION_CAST,
+                                 .u.cast = {slot, group->master, group->shard_elems, group->compute_dtype, unit->config.master_dtype}};
+            FSDP_TRY(fsdp__launch(lane, &op, unit->name));
+        }
+        list[n++] = (fsdp_collective){.kind = FSDP_OPERATION_ALL_GATHER, .dtype = group->compute_dtype, .count = group->shard_elems,
+                                      .send = cast ? slot : group->master, .recv = full, .label = unit->name};
+    }
+    return ctx->world > 1 && n > 0 ? fsdp__comm_enqueue(ctx->comm, lane, list, n) : FSDP_OK;
+}
+
+static fsdp_status gather(fsdp_unit *unit, uint64_t planned, bool needed_now)
+{
+    fsdp_model *model = unit->model;
+    fsdp_stream *lane = model->ctx->lanes[FSDP_LANE_GATHER];
+    fsdp__need need = {0};
+    if (unit->full == NULL) {
+        bool found;
+        FSDP_TRY(take_buffer(unit, planned, needed_now, &need, &found));
+        if (!found) return FSDP_OK;
+    }
+    if (FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_USED)) memset(&need, 0, sizeof need);
+    if (!FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_UPDATED)) fsdp__need_read(&need, &unit->master_edges, lane);
+    fsdp__need_write(&need, &unit->full_edges, lane); /* a held buffer that is written again */
+    fsdp_status status = fsdp__wait_need(lane, &need);
+    if (status == FSDP_OK) status = enqueue_gather(unit);
+    fsdp__note_read(&unit->master_edges, lane);
+    fsdp__note_write(&unit->full_edges, lane);
+    if (status == FSDP_OK) status = fsdp__record(lane, FSDP_MARK_READY, unit->name, NULL, NULL);
+    unit->full_version = unit->version;
+    unit->ahead = !needed_now;
+    model->stats.gathers++;
+    if (!needed_now) model->stats.gathers_ahead++;
+    return fsdp__model_fail(model, status);
+}
+
+fsdp_status fsdp__gather_now(fsdp_unit *unit, uint64_t planned) { return gather(unit, planned, true); }
+
+static uint64_t planned_offset(const fsdp_model *model, const fsdp__visit *visit)
+{
+    const fsdp_unit *unit = model->units[visit->unit];
+    if (fsdp__unit_held(unit)) return unit->full_place;
+    const fsdp__pass *pass = model->pass;
+    if (pass == NULL || visit < pass->visits || visit >= pass->visits + pass->n) pass = model->next;
+    return pass->full_offset[visit - pass->visits];
+}
+
+fsdp_status fsdp__gather_ahead(fsdp_model *model)
+{
+    fsdp__ahead ahead = {.position = model->cursor.at};
+    const fsdp__visit *visit;
+    while ((visit = fsdp__schedule_ahead(&model->schedule, &model->cursor, &ahead)) != NULL) {
+        fsdp_unit *unit = model->units[visit->unit];
+        if (!fsdp__is_gathered(unit)) FSDP_TRY(gather(unit, planned_offset(model, visit), false));
+    }
+    model->stats.over_budget += ahead.over_budget;
+    return FSDP_OK;
+}
+
+void fsdp__reshard(fsdp_unit *unit)
+{
+    assert(unit->full != NULL && !fsdp__unit_held(unit));
+    unit->full->use = unit->full_edges.written;
+    fsdp__clock_max(&unit->full->use, &unit->full_edges.read, FSDP__SLOTS);
+    fsdp__allocator_give(unit->model->gather_pool, unit->full, false);
+    unit->full = NULL;
+    unlink_gathered(unit);
+    if (unit->ahead) unit->model->stats.unused_gathers++;
+    unit->ahead = false;
+}
+
+void fsdp__reshard_unwanted(fsdp_model *model)
+{
+    for (fsdp_unit *unit = model->newest_gathered, *older; unit != NULL; unit = older) {
+        older = unit->older;
+        bool open = unit->n_open[0] + unit->n_open[1] > 0;
+        if (!open && !fsdp__schedule_keeps(&model->schedule, &model->cursor, unit->index)) fsdp__reshard(unit);
+    }
+}
+
+void fsdp__reshard_stale(fsdp_model *model)
+{
+    for (fsdp_unit *unit = model->newest_gathered, *older; unit != NULL; unit = older) {
+        older = unit->older;
+        if (unit->full_version != unit->version) fsdp__reshard(unit);
+    }
+}

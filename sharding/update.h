@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef FSDP_SHARDING_UPDATE_H
+#define FSDP_SHARDING_UPDATE_H
+
+#include "sharding/model.h"
+
+/* The bracket's three calls, checked by the caller, lock held. */
+fsdp_status fsdp__update_begin(fsdp_model *model, fsdp_stream *s);
+fsdp_status fsdp__update_unit(fsdp_unit *unit, fsdp_stream *s);
+fsdp_status fsdp__update_end(fsdp_model *model, fsdp_stream *s);
+fsdp_status fsdp__check_update_begin(const char *call, fsdp_model *model, fsdp_stream *s);
+
+#endif
