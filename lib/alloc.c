@@ -53,7 +53,8 @@ static void table_put(table *t, fsdp__block *block)
 
 static fsdp__block *table_find(const table *t, uint64_t begin)
 {
-    for (size_t i = t->capacity ? table_home(t, begin) : 0; t->capacity && t->slot[i] != NULL; i = (i + 1) & (t->capacity - 1))
+    for (size_t i = t->capacity ? table_home(t, begin) : 0; t->capacity && t->slot[i] != NULL;
+         i = (i + 1) & (t->capacity - 1))
         if (t->slot[i]->begin == begin) return t->slot[i];
     return NULL;
 }
@@ -154,7 +155,8 @@ static void destroy(fsdp_allocator *a)
     ctx->n_children--;
 }
 
-fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config *config, fsdp_allocator **out_allocator)
+fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config *config,
+                                  fsdp_allocator **out_allocator)
 {
     FSDP_NEED(ctx);
     FSDP_NEED(out_allocator);
@@ -170,7 +172,8 @@ fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config
     return status;
 }
 
-fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *name, uint64_t bytes, fsdp_allocator **out_allocator)
+fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *name, uint64_t bytes,
+                                         fsdp_allocator **out_allocator)
 {
     bytes = fsdp__device_round(&ctx->caps, bytes);
     fsdp_allocator_config config = {sizeof config, name, bytes, bytes, FSDP_ALLOC_WAIT_FIRST};
@@ -205,9 +208,11 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
         char text[2048] = "";
         fsdp__allocator_describe(allocator, text, sizeof text);
         fsdp__unlock(ctx);
-        return fsdp__fail(FSDP_ERR_STATE, "allocator %s has %u live blocks: free them first\n%s", allocator->name, allocator->ranges.n_live, text);
+        return fsdp__fail(FSDP_ERR_STATE, "allocator %s has %u live blocks: free them first\n%s", allocator->name,
+                          allocator->ranges.n_live, text);
     }
-    FSDP_IGNORE(fsdp__context_drain(ctx, ctx->timeout_ns)); /* its error is the context's; the memory goes back either way */
+    FSDP_IGNORE(
+        fsdp__context_drain(ctx, ctx->timeout_ns)); /* its error is the context's; the memory goes back either way */
     destroy(allocator);
     fsdp__unlock(ctx);
     return FSDP_OK;
@@ -239,7 +244,8 @@ static place find_place(const fsdp_allocator *a, uint64_t bytes, const fsdp_stre
 {
     place oldest = {NULL, 0, 0, false};
     int looked_at = 0;
-    for (fsdp__block *r = fsdp__ranges_best(&a->ranges, bytes); r != NULL && looked_at < CANDIDATES; r = fsdp__ranges_next(r), looked_at++) {
+    for (fsdp__block *r = fsdp__ranges_best(&a->ranges, bytes); r != NULL && looked_at < CANDIDATES;
+         r = fsdp__ranges_next(r), looked_at++) {
         place p = best_end(r, bytes, s);
         if (p.covered) return p;
         if (oldest.range == NULL || p.freed < oldest.freed) oldest = p;
@@ -247,8 +253,8 @@ static place find_place(const fsdp_allocator *a, uint64_t bytes, const fsdp_stre
     return oldest;
 }
 
-static fsdp__block *take(fsdp_allocator *a, fsdp__block *range, uint64_t begin, uint64_t bytes, fsdp_stream *s, const char *tag,
-                         fsdp__need *need)
+static fsdp__block *take(fsdp_allocator *a, fsdp__block *range, uint64_t begin, uint64_t bytes, fsdp_stream *s,
+                         const char *tag, fsdp__need *need)
 {
     fsdp__block *block = fsdp__ranges_take(&a->ranges, range, begin, bytes);
     fsdp__need_clock(need, &block->guard, s, FSDP_REASON_REUSE);
@@ -263,14 +269,18 @@ static fsdp__block *take(fsdp_allocator *a, fsdp__block *range, uint64_t begin, 
 
 fsdp_status fsdp__allocator_reserve(fsdp_allocator *a) { return fsdp__ranges_reserve(&a->ranges, 4); }
 
-static uint64_t address(const fsdp_allocator *a, uint64_t offset) { return (uint64_t)(uintptr_t)a->segments->ptr + offset; }
+static uint64_t address(const fsdp_allocator *a, uint64_t offset)
+{
+    return (uint64_t)(uintptr_t)a->segments->ptr + offset;
+}
 
 bool fsdp__allocator_is_free_at(const fsdp_allocator *a, uint64_t offset, uint64_t bytes)
 {
     return a->segments != NULL && fsdp__ranges_at(&a->ranges, address(a, offset), bytes) != NULL;
 }
 
-fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_t bytes, fsdp_stream *s, const char *tag, fsdp__need *need)
+fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_t bytes, fsdp_stream *s,
+                                     const char *tag, fsdp__need *need)
 {
     uint64_t begin = address(a, offset);
     fsdp__block *range = fsdp__ranges_at(&a->ranges, begin, bytes);
@@ -307,20 +317,25 @@ static fsdp_status fail_no_memory(fsdp_allocator *a, uint64_t bytes, const char 
     char text[6144] = "";
     fsdp__allocator_describe(a, text, sizeof text);
     return fsdp__fail(FSDP_ERR_NO_MEMORY,
-                      "allocator %s: no room for %llu bytes: %llu of %llu reserved bytes are live, the largest free range has %llu, %s. "
+                      "allocator %s: no room for %llu bytes: %llu of %llu reserved bytes are live, the largest free "
+                      "range has %llu, %s. "
                       "Free something, or ask for at most the largest range\n%s",
-                      a->name, (unsigned long long)bytes, (unsigned long long)st->allocated, (unsigned long long)st->reserved,
-                      (unsigned long long)largest, why, text);
+                      a->name, (unsigned long long)bytes, (unsigned long long)st->allocated,
+                      (unsigned long long)st->reserved, (unsigned long long)largest, why, text);
 }
 
 /* (c) Grow: at least a segment, within the budget. */
 static fsdp_status grow_for(fsdp_allocator *a, uint64_t bytes)
 {
     uint64_t wanted = bytes > a->config.segment_bytes ? bytes : a->config.segment_bytes;
-    uint64_t rounded = fsdp__device_round(&a->ctx->caps, wanted), budget = a->config.budget_bytes, reserved = a->stats.reserved;
+    uint64_t rounded = fsdp__device_round(&a->ctx->caps, wanted), budget = a->config.budget_bytes,
+             reserved = a->stats.reserved;
     char why[256];
-    if (rounded == 0) return fsdp__fail(FSDP_ERR_ARG, "allocator %s: %llu bytes are more than any device has", a->name, (unsigned long long)bytes);
-    if (budget > 0 && (reserved > budget || rounded > budget - reserved)) rounded = fsdp__device_round(&a->ctx->caps, bytes);
+    if (rounded == 0)
+        return fsdp__fail(FSDP_ERR_ARG, "allocator %s: %llu bytes are more than any device has", a->name,
+                          (unsigned long long)bytes);
+    if (budget > 0 && (reserved > budget || rounded > budget - reserved))
+        rounded = fsdp__device_round(&a->ctx->caps, bytes);
     if (budget > 0 && (reserved > budget || rounded > budget - reserved)) {
         snprintf(why, sizeof why, "and the budget of %llu allows no more", (unsigned long long)budget);
         return fail_no_memory(a, bytes, why);
@@ -364,8 +379,10 @@ fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocator, uint64_t bytes, fsdp
     FSDP_NEED(out_ptr);
     FSDP_TRY(fsdp__stream_check(__func__, allocator->ctx, stream));
     if (bytes > (uint64_t)1 << 56)
-        return fsdp__fail(FSDP_ERR_ARG, "allocator %s: %llu bytes are more than any device has", allocator->name, (unsigned long long)bytes);
-    uint64_t rounded = bytes == 0 ? FSDP__BLOCK_ALIGNMENT : (bytes + FSDP__BLOCK_ALIGNMENT - 1) / FSDP__BLOCK_ALIGNMENT * FSDP__BLOCK_ALIGNMENT;
+        return fsdp__fail(FSDP_ERR_ARG, "allocator %s: %llu bytes are more than any device has", allocator->name,
+                          (unsigned long long)bytes);
+    uint64_t rounded = bytes == 0 ? FSDP__BLOCK_ALIGNMENT
+                                  : (bytes + FSDP__BLOCK_ALIGNMENT - 1) / FSDP__BLOCK_ALIGNMENT * FSDP__BLOCK_ALIGNMENT;
     fsdp__lock(allocator->ctx);
     fsdp__block *block = NULL;
     fsdp_status status = alloc_block(allocator, rounded, stream, &block);
@@ -381,7 +398,9 @@ static fsdp_status find_live(const char *call, const fsdp_allocator *a, const vo
 {
     *out_block = table_find(&a->live, (uint64_t)(uintptr_t)ptr);
     if (*out_block != NULL) return FSDP_OK;
-    return fsdp__fail(FSDP_ERR_ARG, "%s: %p is no live block of allocator %s: freed already, inside a block, or not from here", call, ptr, a->name);
+    return fsdp__fail(FSDP_ERR_ARG,
+                      "%s: %p is no live block of allocator %s: freed already, inside a block, or not from here", call,
+                      ptr, a->name);
 }
 
 fsdp_status fsdp_allocator_record_stream(fsdp_allocator *allocator, void *ptr, fsdp_stream *stream)
@@ -484,8 +503,8 @@ void fsdp__allocator_describe(const fsdp_allocator *a, char *text, size_t text_b
     for (const segment *seg = a->segments; seg != NULL; seg = seg->next) {
         for (const fsdp__block *b = seg->first; b != NULL && used + 128 < text_bytes; b = b->after) {
             int n = snprintf(text + used, text_bytes - used, "  at %12llu  %12llu bytes  %s %s\n",
-                             (unsigned long long)(b->begin - (uint64_t)(uintptr_t)seg->ptr), (unsigned long long)b->bytes,
-                             b->live ? "live" : "free", b->live ? b->tag : "");
+                             (unsigned long long)(b->begin - (uint64_t)(uintptr_t)seg->ptr),
+                             (unsigned long long)b->bytes, b->live ? "live" : "free", b->live ? b->tag : "");
             used += n > 0 ? (size_t)n : 0;
         }
     }

@@ -8,7 +8,8 @@
 #include "fsdp/alloc.h"
 
 /* One contiguous range of `bytes` (rounded to the device's granularity), taken now, never grown. May be 0 bytes. */
-fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *name, uint64_t bytes, fsdp_allocator **out_allocator);
+fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *name, uint64_t bytes,
+                                         fsdp_allocator **out_allocator);
 /* Give the range back, blocks and all; the device is idle. NULL is nothing. */
 void fsdp__allocator_destroy_range(fsdp_allocator *a);
 /* Address of its first byte. */
@@ -18,7 +19,8 @@ void *fsdp__allocator_base(const fsdp_allocator *a);
 bool fsdp__allocator_is_free_at(const fsdp_allocator *a, uint64_t offset, uint64_t bytes);
 /* Take them for use on s. What they need goes into need (REUSE); nothing waits yet. They must be free, and nodes for two
  * cuts reserved (fsdp__allocator_reserve). */
-fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_t bytes, fsdp_stream *s, const char *tag, fsdp__need *need);
+fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_t bytes, fsdp_stream *s,
+                                     const char *tag, fsdp__need *need);
 /* Best fit in the range instead; NULL if nothing fits. */
 fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *tag, fsdp__need *need);
 fsdp_status fsdp__allocator_reserve(fsdp_allocator *a);

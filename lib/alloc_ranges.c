@@ -6,7 +6,7 @@
 #include "check.h"
 #include "hostmem.h"
 
-#define BLOCK_OF(node, member) ((fsdp__block *)(void *)((char *)(node) - offsetof(fsdp__block, member)))
+#define BLOCK_OF(node, member) ((fsdp__block *)(void *)((char *)(node)-offsetof(fsdp__block, member)))
 
 static bool less_size(const fsdp__tree_node *a, const fsdp__tree_node *b)
 {
@@ -54,7 +54,9 @@ fsdp_status fsdp__ranges_reserve(fsdp__ranges *ranges, uint32_t n_blocks)
     if (ranges->n_spare_blocks >= n_blocks && ranges->n_spare_fragments >= n_fragments) return FSDP_OK;
     uint32_t n = n_fragments < 64 ? 64 : n_fragments;
     chunk *c = fsdp__host_alloc(ranges->host, chunk_bytes(n), 1);
-    if (c == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "no host memory for the map of %u blocks (%zu bytes)", n, chunk_bytes(n));
+    if (c == NULL)
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "no host memory for the map of %u blocks (%zu bytes)", n,
+                          chunk_bytes(n));
     c->next = ranges->chunks;
     c->n = n;
     ranges->chunks = c;
@@ -187,7 +189,9 @@ fsdp__block *fsdp__ranges_at(const fsdp__ranges *ranges, uint64_t begin, uint64_
         if (range->begin <= begin) found = range, node = node->right;
         else node = node->left;
     }
-    return found != NULL && begin - found->begin <= found->bytes && bytes <= found->bytes - (begin - found->begin) ? found : NULL;
+    return found != NULL && begin - found->begin <= found->bytes && bytes <= found->bytes - (begin - found->begin)
+               ? found
+               : NULL;
 }
 
 uint64_t fsdp__ranges_clock(const fsdp__block *range, uint64_t begin, uint64_t bytes, fsdp__clock *out_clock)
@@ -285,7 +289,11 @@ void fsdp__ranges_give(fsdp__ranges *ranges, fsdp__block *block, bool pending)
 {
     assert(block->live);
     fsdp__fragment *f = new_fragment(ranges);
-    *f = (fsdp__fragment){.begin = block->begin, .bytes = block->bytes, .freed = ++ranges->n_freed, .clock = block->use, .slot = block->slot};
+    *f = (fsdp__fragment){.begin = block->begin,
+                          .bytes = block->bytes,
+                          .freed = ++ranges->n_freed,
+                          .clock = block->use,
+                          .slot = block->slot};
     if (pending) add_pending(ranges, f, ranges->newest_pending[f->slot]);
     block->fragments = f;
     block->live = false;

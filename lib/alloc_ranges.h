@@ -14,43 +14,44 @@
 enum { FSDP__BLOCK_ALIGNMENT = 256 };
 
 typedef struct fsdp__fragment {
-    struct fsdp__fragment *next;            /* in address order within its range */
-    struct fsdp__fragment *older, *newer;   /* among the pending ones of its stream */
+    struct fsdp__fragment *next;          /* in address order within its range */
+    struct fsdp__fragment *older, *newer; /* among the pending ones of its stream */
     uint64_t begin, bytes;
-    uint64_t freed;                         /* number of the free() that made it; 0: never used */
+    uint64_t freed; /* number of the free() that made it; 0: never used */
     fsdp__clock clock;
-    int slot;                               /* of the stream that its block was allocated for; -1: none */
-    bool pending;                           /* that stream's future is not ordered after it yet: still active */
+    int slot;     /* of the stream that its block was allocated for; -1: none */
+    bool pending; /* that stream's future is not ordered after it yet: still active */
 } fsdp__fragment;
 
 typedef struct fsdp__block {
-    fsdp__tree_node by_size, by_begin;      /* free ranges only */
-    struct fsdp__block *before, *after;     /* neighbours in the segment */
+    fsdp__tree_node by_size, by_begin;  /* free ranges only */
+    struct fsdp__block *before, *after; /* neighbours in the segment */
     uint64_t begin, bytes;
     bool live;
     /* free */
     fsdp__fragment *fragments;
-    uint64_t freed;                         /* the newest fragment's */
+    uint64_t freed; /* the newest fragment's */
     /* live */
-    fsdp__clock guard;                      /* what had to be covered before the first use */
-    fsdp__clock use;                        /* what must be covered before the next owner's */
-    uint32_t until_free;                    /* bit t: stream t uses it until it is freed */
+    fsdp__clock guard;   /* what had to be covered before the first use */
+    fsdp__clock use;     /* what must be covered before the next owner's */
+    uint32_t until_free; /* bit t: stream t uses it until it is freed */
     int slot;
     const char *tag;
 } fsdp__block;
 
 typedef struct fsdp__ranges {
     const fsdp_host_allocator *host;
-    fsdp__tree by_size;  /* (bytes, freed, begin): the smallest that fits first, among equals the one freed longest ago */
+    fsdp__tree
+        by_size; /* (bytes, freed, begin): the smallest that fits first, among equals the one freed longest ago */
     fsdp__tree by_begin;
     uint64_t n_freed;
     uint64_t pending_bytes;
     fsdp__fragment *oldest_pending[FSDP__SLOTS], *newest_pending[FSDP__SLOTS];
     fsdp__block *spare_blocks;
     fsdp__fragment *spare_fragments;
-    void *chunks;        /* everything they come from */
+    void *chunks; /* everything they come from */
     uint32_t n_spare_blocks, n_spare_fragments;
-    uint32_t n_live;     /* live blocks: a fragment is kept spare for each, so that giving back cannot fail */
+    uint32_t n_live; /* live blocks: a fragment is kept spare for each, so that giving back cannot fail */
 } fsdp__ranges;
 
 void fsdp__ranges_init(fsdp__ranges *ranges, const fsdp_host_allocator *host);

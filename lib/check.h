@@ -12,17 +12,17 @@
 fsdp_status fsdp__fail(fsdp_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Return what expr returned unless that is FSDP_OK. */
-#define FSDP_TRY(expr)                                       \
-    do {                                                     \
-        fsdp_status fsdp_try_status_ = (expr);               \
+#define FSDP_TRY(expr)                                            \
+    do {                                                          \
+        fsdp_status fsdp_try_status_ = (expr);                    \
         if (fsdp_try_status_ != FSDP_OK) return fsdp_try_status_; \
     } while (0)
 
 /* A failure that somebody else reports already. */
-#define FSDP_IGNORE(expr)                     \
-    do {                                      \
-        fsdp_status fsdp_ignored_ = (expr);   \
-        (void)fsdp_ignored_;                  \
+#define FSDP_IGNORE(expr)                   \
+    do {                                    \
+        fsdp_status fsdp_ignored_ = (expr); \
+        (void)fsdp_ignored_;                \
     } while (0)
 
 /* Refuse a null argument by its name. */
@@ -33,7 +33,8 @@ fsdp_status fsdp__fail(fsdp_status status, const char *format, ...) __attribute_
 
 /* Copy a caller's config over `defaults` (a full struct of known_bytes). A size below min_bytes, or bytes beyond
  * known_bytes that are not zero, are refused: a newer caller must not be half understood. */
-fsdp_status fsdp__read_config(const char *what, void *defaults, size_t known_bytes, const void *config, size_t min_bytes);
+fsdp_status fsdp__read_config(const char *what, void *defaults, size_t known_bytes, const void *config,
+                              size_t min_bytes);
 /* Copy a result to the caller's struct, whose size field says how much of it he knows. */
 fsdp_status fsdp__write_result(const char *what, void *out, const void *result, size_t known_bytes, size_t min_bytes);
 

@@ -28,23 +28,52 @@ void fsdp__need_clock(fsdp__need *need, const fsdp__clock *clock, const fsdp_str
     }
 }
 
-void fsdp__need_read(fsdp__need *need, const fsdp__edges *edges, const fsdp_stream *s)
+static fsdp__point point_now(const fsdp_stream *s) { return fsdp__epoch(s) * FSDP__SLOTS + (unsigned)s->slot; }
+
+static void need_point(fsdp__need *need, fsdp__point point, fsdp_reason reason)
 {
-    fsdp__need_clock(need, &edges->written, s, FSDP_REASON_READ);
+    uint64_t slot = point % FSDP__SLOTS, epoch = point / FSDP__SLOTS;
+    if (epoch <= need->clock.at[slot]) return;
+    need->clock.at[slot] = epoch;
+    need->reason[slot] = reason;
 }
 
-void fsdp__need_write(fsdp__need *need, const fsdp__edges *edges, const fsdp_stream *s)
+void fsdp__need_read(fsdp__need *need, const fsdp__edges *edges) { need_point(need, edges->written, FSDP_REASON_READ); }
+
+void fsdp__need_write(fsdp__need *need, const fsdp__edges *edges)
 {
-    fsdp__need_clock(need, &edges->written, s, FSDP_REASON_WRITE);
-    fsdp__need_clock(need, &edges->read, s, FSDP_REASON_WRITE);
+    need_point(need, edges->written, FSDP_REASON_WRITE);
+    for (uint64_t i = 0; i < edges->n_reads; i++) need_point(need, edges->read[i], FSDP_REASON_WRITE);
 }
 
-void fsdp__note_read(fsdp__edges *edges, const fsdp_stream *s) { edges->read.at[s->slot] = fsdp__epoch(s); }
+void fsdp__note_read(fsdp__edges *edges, const fsdp_stream *s)
+{
+    uint64_t i = 0;
+    while (i < edges->n_reads && edges->read[i] % FSDP__SLOTS != (unsigned)s->slot) i++;
+    edges->read[i] = point_now(s);
+    if (i == edges->n_reads) edges->n_reads++;
+}
 
 void fsdp__note_write(fsdp__edges *edges, const fsdp_stream *s)
 {
-    memset(edges, 0, sizeof *edges);
-    edges->written.at[s->slot] = fsdp__epoch(s);
+    edges->written = point_now(s);
+    edges->n_reads = 0;
+}
+
+void fsdp__edges_clear(fsdp__edges *edges)
+{
+    edges->written = 0;
+    edges->n_reads = 0;
+}
+
+void fsdp__edges_clock(const fsdp__edges *edges, fsdp__clock *out_clock)
+{
+    memset(out_clock, 0, sizeof *out_clock);
+    out_clock->at[edges->written % FSDP__SLOTS] = edges->written / FSDP__SLOTS;
+    for (uint64_t i = 0; i < edges->n_reads; i++) {
+        uint64_t slot = edges->read[i] % FSDP__SLOTS, epoch = edges->read[i] / FSDP__SLOTS;
+        if (epoch > out_clock->at[slot]) out_clock->at[slot] = epoch;
+    }
 }
 
 /* The oldest fence of t that closes `epoch` or a later one and whose event still exists; NULL if there is none. */
@@ -68,8 +97,20 @@ fsdp_status fsdp__wait_fence(fsdp_stream *s, const fsdp__fence *fence, fsdp_reas
     return FSDP_OK;
 }
 
+/* A fence of t that covers epoch: one there is, or one recorded now. */
+static fsdp_status find_or_record(fsdp_stream *t, uint64_t epoch, const fsdp__fence **out_fence)
+{
+    *out_fence = find_fence(t, epoch);
+    if (*out_fence != NULL) return FSDP_OK;
+    uint64_t place = t->n_fences % FSDP__FENCES;
+    FSDP_TRY(fsdp__record(t, FSDP_MARK_DEMAND, t->name, NULL, NULL));
+    *out_fence = &t->ring[place];
+    return FSDP_OK;
+}
+
 /* How many of the missing components waiting for this fence would settle. */
-static int count_settled(const fsdp__clocks *clocks, const fsdp_stream *s, const fsdp__need *need, const fsdp__fence *fence)
+static int count_settled(const fsdp__clocks *clocks, const fsdp_stream *s, const fsdp__need *need,
+                         const fsdp__fence *fence)
 {
     int n = 0;
     for (int t = 0; t < clocks->n_slots; t++)
@@ -80,24 +121,23 @@ static int count_settled(const fsdp__clocks *clocks, const fsdp_stream *s, const
 fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need)
 {
     fsdp__clocks *clocks = &s->ctx->clocks;
-    /* Each turn settles at least the fence's own stream. One fence may stand for several through its snapshot, so the one
+    /* Each turn settles at least one fence's own stream. One fence may stand for several through its snapshot, so the one
      * that settles most goes first; the lower slot among equals. */
     for (;;) {
-        fsdp__fence best = {0};
-        int best_settled = 0;
+        const fsdp__fence *best = NULL;
+        int best_settled = 0, n_missing = 0;
         for (int t = 0; t < clocks->n_slots; t++) {
             if (need->clock.at[t] <= clocks->now[s->slot].at[t]) continue;
-            const fsdp__fence *fence = find_fence(clocks->stream[t], need->clock.at[t]);
-            fsdp__fence demanded;
-            if (fence == NULL) {
-                FSDP_TRY(fsdp__record(clocks->stream[t], FSDP_MARK_DEMAND, clocks->stream[t]->name, NULL, &demanded));
-                fence = &demanded;
-            }
-            int settled = count_settled(clocks, s, need, fence);
-            if (settled > best_settled) best = *fence, best_settled = settled;
+            const fsdp__fence *fence = NULL;
+            FSDP_TRY(find_or_record(clocks->stream[t], need->clock.at[t], &fence));
+            int settled = n_missing++ == 0 ? 1 : count_settled(clocks, s, need, fence);
+            if (n_missing == 2)
+                best_settled = count_settled(clocks, s, need, best); /* of the first, now that it matters */
+            if (settled > best_settled) best = fence, best_settled = settled;
         }
-        if (best_settled == 0) return FSDP_OK;
-        FSDP_TRY(fsdp__wait_fence(s, &best, need->reason[best.slot]));
+        if (n_missing == 0) return FSDP_OK;
+        FSDP_TRY(fsdp__wait_fence(s, best, need->reason[best->slot]));
+        if (n_missing == 1) return FSDP_OK;
     }
 }
 
@@ -105,7 +145,8 @@ fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void
 {
     fsdp__clocks *clocks = &s->ctx->clocks;
     uint64_t place = s->n_fences % FSDP__FENCES;
-    fsdp__fence fence = {.slot = s->slot, .epoch = s->n_fences + 1, .snapshot = clocks->now[s->slot], .mark = mark, .label = label};
+    fsdp__fence fence = {
+        .slot = s->slot, .epoch = s->n_fences + 1, .snapshot = clocks->now[s->slot], .mark = mark, .label = label};
     fence.event = event != NULL ? event : s->event[place];
     FSDP_TRY(fsdp__device_record(s, &fence));
     s->ring[place] = fence;

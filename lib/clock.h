@@ -34,13 +34,14 @@ struct fsdp_stream {
     fsdp_context *ctx;
     void *native;
     int slot;
-    bool lane;             /* the library's own */
-    uint32_t n_open;       /* windows of units that are open on it */
+    bool lane;       /* the library's own */
+    uint32_t n_open; /* windows of units that are open on it */
     char name[32];
-    uint64_t first_fence;  /* fences of the slot's earlier streams are below this */
-    uint64_t n_fences;     /* fence i closed epoch i + 1 and lies in ring[i % FSDP__FENCES] */
+    uint64_t first_fence; /* fences of the slot's earlier streams are below this */
+    uint64_t n_fences;    /* fence i closed epoch i + 1 and lies in ring[i % FSDP__FENCES] */
     fsdp__fence ring[FSDP__FENCES];
-    void *event[FSDP__FENCES]; /* made with the stream; ring[i].event is event[i] unless a work or report lent its own */
+    void
+        *event[FSDP__FENCES]; /* made with the stream; ring[i].event is event[i] unless a work or report lent its own */
 };
 
 typedef struct fsdp__clocks {
@@ -55,9 +56,15 @@ typedef struct fsdp__need {
     fsdp_reason reason[FSDP__SLOTS]; /* of the range that set clock.at[t] */
 } fsdp__need;
 
-/* A resource that streams hand to each other: who wrote it last, who has read it since. */
+/* An epoch of a stream: epoch × FSDP__SLOTS + slot; 0: none. */
+typedef uint64_t fsdp__point;
+
+/* A resource that streams hand to each other: who wrote it last, who has read it since. A write forgets the reads that it
+ * waited for, so one point is enough for it; what is usual (a reader or two) lies in one cache line. */
 typedef struct fsdp__edges {
-    fsdp__clock written, read;
+    fsdp__point written;
+    uint64_t n_reads;
+    fsdp__point read[FSDP__SLOTS]; /* at most one a slot */
 } fsdp__edges;
 
 static inline void fsdp__clock_max(fsdp__clock *into, const fsdp__clock *other, int n_slots)
@@ -82,10 +89,13 @@ fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void
 void fsdp__fence_forget(fsdp__clocks *clocks, const fsdp__fence *fence);
 
 /* The access rule: before an operation on s, collect what its ranges need … */
-void fsdp__need_read(fsdp__need *need, const fsdp__edges *edges, const fsdp_stream *s);
-void fsdp__need_write(fsdp__need *need, const fsdp__edges *edges, const fsdp_stream *s);
-/* … and once it is submitted, before the fence that closes its epoch, note it. A write forgets the reads it waited for. */
+void fsdp__need_read(fsdp__need *need, const fsdp__edges *edges);
+void fsdp__need_write(fsdp__need *need, const fsdp__edges *edges);
+/* … and once it is submitted, before the fence that closes its epoch, note it. */
 void fsdp__note_read(fsdp__edges *edges, const fsdp_stream *s);
 void fsdp__note_write(fsdp__edges *edges, const fsdp_stream *s);
+/* All of it, as a clock: what must be covered before somebody else takes the bytes. */
+void fsdp__edges_clock(const fsdp__edges *edges, fsdp__clock *out_clock);
+void fsdp__edges_clear(fsdp__edges *edges);
 
 #endif

@@ -59,7 +59,10 @@ fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective 
 {
     fsdp_context *ctx = comm->ctx;
     for (uint32_t i = 0; ctx->trace != NULL && i < n; i++) {
-        fsdp_trace_record record = {.kind = FSDP_RECORD_OPERATION, .operation = list[i].kind, .stream = s->slot, .other = -1,
+        fsdp_trace_record record = {.kind = FSDP_RECORD_OPERATION,
+                                    .operation = list[i].kind,
+                                    .stream = s->slot,
+                                    .other = -1,
                                     .label = list[i].label};
         fill_record(comm, &list[i], &record);
         list[i].span = fsdp__trace_add(ctx->trace, &record);
@@ -74,13 +77,17 @@ static fsdp_status check_caller(const char *call, fsdp_comm *comm, const fsdp_co
     FSDP_TRY(fsdp__stream_check(call, comm->ctx, s));
     size_t each = fsdp_dtype_bytes(c->dtype);
     if (each == 0) return fsdp__fail(FSDP_ERR_ARG, "%s: %d is no dtype", call, (int)c->dtype);
-    if (c->count > (uint64_t)1 << 48) return fsdp__fail(FSDP_ERR_ARG, "%s: count %llu is beyond 2^48", call, (unsigned long long)c->count);
-    if (c->count > 0 && (c->send == NULL || c->recv == NULL)) return fsdp__fail(FSDP_ERR_ARG, "%s: a buffer is NULL", call);
-    if (c->root >= comm->ctx->world) return fsdp__fail(FSDP_ERR_ARG, "%s: root %u in a world of %u", call, c->root, comm->ctx->world);
+    if (c->count > (uint64_t)1 << 48)
+        return fsdp__fail(FSDP_ERR_ARG, "%s: count %llu is beyond 2^48", call, (unsigned long long)c->count);
+    if (c->count > 0 && (c->send == NULL || c->recv == NULL))
+        return fsdp__fail(FSDP_ERR_ARG, "%s: a buffer is NULL", call);
+    if (c->root >= comm->ctx->world)
+        return fsdp__fail(FSDP_ERR_ARG, "%s: root %u in a world of %u", call, c->root, comm->ctx->world);
     return FSDP_OK;
 }
 
-static fsdp_status enqueue_caller(const char *call, fsdp_comm *comm, fsdp_collective *c, fsdp_stream *s, fsdp_work **out_work)
+static fsdp_status enqueue_caller(const char *call, fsdp_comm *comm, fsdp_collective *c, fsdp_stream *s,
+                                  fsdp_work **out_work)
 {
     FSDP_TRY(check_caller(call, comm, c, s));
     c->label = "caller";
@@ -91,8 +98,8 @@ static fsdp_status enqueue_caller(const char *call, fsdp_comm *comm, fsdp_collec
     return status;
 }
 
-fsdp_status fsdp_all_gather(fsdp_comm *comm, const void *send, void *recv, uint64_t count, fsdp_dtype dtype, fsdp_stream *stream,
-                            fsdp_work **out_work)
+fsdp_status fsdp_all_gather(fsdp_comm *comm, const void *send, void *recv, uint64_t count, fsdp_dtype dtype,
+                            fsdp_stream *stream, fsdp_work **out_work)
 {
     fsdp_collective c = {.kind = FSDP_OPERATION_ALL_GATHER, .dtype = dtype, .count = count, .send = send, .recv = recv};
     return enqueue_caller(__func__, comm, &c, stream, out_work);
@@ -101,21 +108,23 @@ fsdp_status fsdp_all_gather(fsdp_comm *comm, const void *send, void *recv, uint6
 fsdp_status fsdp_reduce_scatter(fsdp_comm *comm, const void *send, void *recv, uint64_t count, fsdp_dtype dtype,
                                 fsdp_stream *stream, fsdp_work **out_work)
 {
-    fsdp_collective c = {.kind = FSDP_OPERATION_REDUCE_SCATTER, .dtype = dtype, .count = count, .send = send, .recv = recv};
+    fsdp_collective c = {
+        .kind = FSDP_OPERATION_REDUCE_SCATTER, .dtype = dtype, .count = count, .send = send, .recv = recv};
     return enqueue_caller(__func__, comm, &c, stream, out_work);
 }
 
-fsdp_status fsdp_all_reduce(fsdp_comm *comm, const void *send, void *recv, uint64_t count, fsdp_dtype dtype, fsdp_stream *stream,
-                            fsdp_work **out_work)
+fsdp_status fsdp_all_reduce(fsdp_comm *comm, const void *send, void *recv, uint64_t count, fsdp_dtype dtype,
+                            fsdp_stream *stream, fsdp_work **out_work)
 {
     fsdp_collective c = {.kind = FSDP_OPERATION_ALL_REDUCE, .dtype = dtype, .count = count, .send = send, .recv = recv};
     return enqueue_caller(__func__, comm, &c, stream, out_work);
 }
 
-fsdp_status fsdp_broadcast(fsdp_comm *comm, void *data, uint64_t count, fsdp_dtype dtype, uint32_t root, fsdp_stream *stream,
-                           fsdp_work **out_work)
+fsdp_status fsdp_broadcast(fsdp_comm *comm, void *data, uint64_t count, fsdp_dtype dtype, uint32_t root,
+                           fsdp_stream *stream, fsdp_work **out_work)
 {
-    fsdp_collective c = {.kind = FSDP_OPERATION_BROADCAST, .dtype = dtype, .count = count, .send = data, .recv = data, .root = root};
+    fsdp_collective c = {
+        .kind = FSDP_OPERATION_BROADCAST, .dtype = dtype, .count = count, .send = data, .recv = data, .root = root};
     return enqueue_caller(__func__, comm, &c, stream, out_work);
 }
 

@@ -52,13 +52,16 @@ fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ct
     fsdp_config c = FSDP_CONFIG_INIT;
     FSDP_TRY(fsdp__read_config("fsdp_config", &c, sizeof c, config, sizeof c));
     if (c.debug & ~(uint32_t)(FSDP_DEBUG_SYNC | FSDP_DEBUG_POISON))
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.debug is 0x%x: only FSDP_DEBUG_SYNC and FSDP_DEBUG_POISON exist", c.debug);
-    if (c.timeout_ns == 0) return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.timeout_ns is 0: give a deadline in nanoseconds");
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.debug is 0x%x: only FSDP_DEBUG_SYNC and FSDP_DEBUG_POISON exist",
+                          c.debug);
+    if (c.timeout_ns == 0)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.timeout_ns is 0: give a deadline in nanoseconds");
     fsdp_host_allocator host;
     FSDP_TRY(fsdp__host_allocator_resolve(&c.host, &host));
 
     fsdp_context *ctx = fsdp__host_alloc(&host, 1, sizeof *ctx);
-    if (ctx == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_context_create: no host memory for %zu bytes", sizeof *ctx);
+    if (ctx == NULL)
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_context_create: no host memory for %zu bytes", sizeof *ctx);
     ctx->host = host;
     ctx->backend = c.backend != NULL ? c.backend : fsdp_host_backend();
     ctx->debug = c.debug;
@@ -83,8 +86,11 @@ fsdp_status fsdp_context_destroy(fsdp_context *ctx)
     uint32_t n = ctx->n_children;
     fsdp__unlock(ctx);
     if (n > 0)
-        return fsdp__fail(FSDP_ERR_STATE, "fsdp_context_destroy: %u of your models, allocators, streams, events, works or traces still live: "
-                                          "destroy them first", n);
+        return fsdp__fail(
+            FSDP_ERR_STATE,
+            "fsdp_context_destroy: %u of your models, allocators, streams, events, works or traces still live: "
+            "destroy them first",
+            n);
     close_all(ctx);
     return FSDP_OK;
 }
@@ -143,5 +149,6 @@ fsdp_status fsdp_context_counters(const fsdp_context *ctx, fsdp_counters *out_co
 {
     FSDP_NEED(ctx);
     FSDP_NEED(out_counters);
-    return fsdp__write_result("fsdp_counters", out_counters, &ctx->counters, sizeof ctx->counters, sizeof ctx->counters);
+    return fsdp__write_result("fsdp_counters", out_counters, &ctx->counters, sizeof ctx->counters,
+                              sizeof ctx->counters);
 }

@@ -32,7 +32,8 @@ uint16_t fsdp__to_fp16(float value)
     uint32_t bits = fsdp__float_bits(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more: infinity */
-    if (magnitude < 0x38800000u) { /* below 2^-14: adding 0.5 lines the subnormal up with the last mantissa bits, rounded */
+    if (magnitude <
+        0x38800000u) { /* below 2^-14: adding 0.5 lines the subnormal up with the last mantissa bits, rounded */
         float shifted = fsdp__bits_float(magnitude) + 0.5f;
         return (uint16_t)(sign | (fsdp__float_bits(shifted) - 0x3f000000u));
     }
@@ -44,16 +45,20 @@ void fsdp__load_floats(float *dst, const void *src, uint64_t count, fsdp_dtype s
 {
     const uint16_t *half = src;
     if (src_dtype == FSDP_DTYPE_FP32) memcpy(dst, src, count * sizeof *dst);
-    else if (src_dtype == FSDP_DTYPE_BF16) for (uint64_t i = 0; i < count; i++) dst[i] = fsdp__from_bf16(half[i]);
-    else for (uint64_t i = 0; i < count; i++) dst[i] = fsdp__from_fp16(half[i]);
+    else if (src_dtype == FSDP_DTYPE_BF16)
+        for (uint64_t i = 0; i < count; i++) dst[i] = fsdp__from_bf16(half[i]);
+    else
+        for (uint64_t i = 0; i < count; i++) dst[i] = fsdp__from_fp16(half[i]);
 }
 
 void fsdp__store_floats(void *dst, const float *src, uint64_t count, fsdp_dtype dst_dtype)
 {
     uint16_t *half = dst;
     if (dst_dtype == FSDP_DTYPE_FP32) memcpy(dst, src, count * sizeof *src);
-    else if (dst_dtype == FSDP_DTYPE_BF16) for (uint64_t i = 0; i < count; i++) half[i] = fsdp__to_bf16(src[i]);
-    else for (uint64_t i = 0; i < count; i++) half[i] = fsdp__to_fp16(src[i]);
+    else if (dst_dtype == FSDP_DTYPE_BF16)
+        for (uint64_t i = 0; i < count; i++) half[i] = fsdp__to_bf16(src[i]);
+    else
+        for (uint64_t i = 0; i < count; i++) half[i] = fsdp__to_fp16(src[i]);
 }
 
 void fsdp__convert(void *dst, fsdp_dtype dst_dtype, const void *src, fsdp_dtype src_dtype, uint64_t count)

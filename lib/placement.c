@@ -21,9 +21,8 @@
 
 enum {
     WIDTH_MAX = 256,
-    STEPS_OF_PEAK = 128,   /* a range grows by this part of the live peak */
-    ENTRIES_MAX = 1 << 18, /* lives at a time × width of a try wider than 1: it takes 32 MB */
-    WORK_MAX = 1 << 24     /* gaps looked at by all tries wider than 1: at most about half a second */
+    STEPS_OF_PEAK = 128, /* a range grows by this part of the live peak */
+    WORK_MAX = 1 << 24   /* gaps that all tries wider than 1 look at: about half a second; one try: a quarter */
 };
 
 /* Bytes begin … end of the range, taken until position `until`, included. */
@@ -497,11 +496,11 @@ static void place_apart(const plan *p, uint64_t *out_offsets)
 static bool find_range(plan *p, uint64_t *out_offsets, uint64_t *out_range)
 {
     uint64_t growth = p->live_peak / STEPS_OF_PEAK / p->alignment * p->alignment + p->alignment;
-    uint64_t entries = (uint64_t)p->most_live + p->most_avoids;
+    uint64_t work = ((uint64_t)p->most_live + p->most_avoids) * p->n; /* of width 1, at most */
     for (*out_range = p->live_peak; *out_range < p->class_bytes; *out_range += growth) {
         for (uint32_t width = 1; width <= WIDTH_MAX; width = width < 64 ? width * 8 : width * 4) {
             bool found = false;
-            if (width > 1 && (p->work_left == 0 || entries * width > ENTRIES_MAX)) break;
+            if (width > 1 && (p->work_left == 0 || work * width > WORK_MAX / 4)) break;
             if (!try_range(p, *out_range, width, out_offsets, &found)) return false;
             if (found) return true;
         }

@@ -56,8 +56,8 @@ typedef struct walk {
     const fsdp__schedule *schedule;
     fsdp__cursor cursor;
     fsdp__lives *lives;
-    int32_t *in_life;  /* of each unit: the life that it is in; -1: not gathered */
-    uint32_t *open;    /* visits whose windows are open, oldest first */
+    int32_t *in_life; /* of each unit: the life that it is in; -1: not gathered */
+    uint32_t *open;   /* visits whose windows are open, oldest first */
     uint32_t n_open;
 } walk;
 
@@ -111,8 +111,8 @@ static void walk_pass(walk *w)
         if (w->lives->life[i].end == UINT32_MAX) w->lives->life[i].end = n - 1;
 }
 
-fsdp_status fsdp__schedule_lives(const fsdp_host_allocator *host, const fsdp__schedule *schedule, const fsdp__cursor *start,
-                                 uint32_t n_units, fsdp__lives *lives)
+fsdp_status fsdp__schedule_lives(const fsdp_host_allocator *host, const fsdp__schedule *schedule,
+                                 const fsdp__cursor *start, uint32_t n_units, fsdp__lives *lives)
 {
     uint32_t n = start->pass.n;
     walk w = {.schedule = schedule, .cursor = *start, .lives = lives};
@@ -134,7 +134,8 @@ fsdp_status fsdp__schedule_lives(const fsdp_host_allocator *host, const fsdp__sc
 /* From position i in steps of `step`, the first visit that is neither held nor of `unit`; -1 or n at the ends. */
 static int32_t next_group(const fsdp__schedule *schedule, fsdp__visit_list pass, int32_t i, int32_t step, uint32_t unit)
 {
-    while (i >= 0 && i < (int32_t)pass.n && (schedule->held[pass.visits[i].unit] || pass.visits[i].unit == unit)) i += step;
+    while (i >= 0 && i < (int32_t)pass.n && (schedule->held[pass.visits[i].unit] || pass.visits[i].unit == unit))
+        i += step;
     return i;
 }
 
@@ -143,7 +144,8 @@ int32_t fsdp__schedule_mirror(const fsdp__schedule *schedule, fsdp__visit_list p
     for (uint32_t i = 0; i < pass.n; i++)
         if (!schedule->held[pass.visits[i].unit] && pass.visits[i].until != i) return -1;
     /* Visits of one unit in a row are one group; the groups must read the same from both ends, so their number is odd. */
-    int32_t low = next_group(schedule, pass, 0, 1, UINT32_MAX), high = next_group(schedule, pass, (int32_t)pass.n - 1, -1, UINT32_MAX);
+    int32_t low = next_group(schedule, pass, 0, 1, UINT32_MAX),
+            high = next_group(schedule, pass, (int32_t)pass.n - 1, -1, UINT32_MAX);
     while (low <= high) {
         uint32_t unit = pass.visits[low].unit;
         if (unit != pass.visits[high].unit) return -1;

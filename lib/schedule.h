@@ -18,9 +18,9 @@ typedef struct fsdp__visit_list {
 
 typedef struct fsdp__schedule {
     uint32_t depth;
-    uint64_t budget;           /* most bytes gathered ahead; 0: no limit */
-    const uint64_t *bytes;     /* of each unit's gathered buffer */
-    const uint8_t *held;       /* of each unit: 1 if it counts for nothing here */
+    uint64_t budget;       /* most bytes gathered ahead; 0: no limit */
+    const uint64_t *bytes; /* of each unit's gathered buffer */
+    const uint8_t *held;   /* of each unit: 1 if it counts for nothing here */
 } fsdp__schedule;
 
 /* Where the host is: the next visit, and what follows the pass without an update between (n = 0: nothing). */
@@ -54,8 +54,8 @@ typedef struct fsdp__lives {
     int32_t *visit_life;
     uint32_t n;
 } fsdp__lives;
-fsdp_status fsdp__schedule_lives(const fsdp_host_allocator *host, const fsdp__schedule *schedule, const fsdp__cursor *start,
-                                 uint32_t n_units, fsdp__lives *lives);
+fsdp_status fsdp__schedule_lives(const fsdp_host_allocator *host, const fsdp__schedule *schedule,
+                                 const fsdp__cursor *start, uint32_t n_units, fsdp__lives *lives);
 
 /* If the visits that are not held read the same from both ends (forward and its mirror, no windows that nest), the index of
  * the last visit of the first half, the middle unit's; -1 if not. */

@@ -24,7 +24,8 @@ typedef struct ballot {
 fsdp_status fsdp__side_vote(fsdp_context *ctx, fsdp_status mine, const char *what)
 {
     ballot *all = fsdp__host_alloc(&ctx->host, ctx->world + 1u, sizeof *all);
-    if (all == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "%s: no host memory for the vote of %u ranks", what, ctx->world);
+    if (all == NULL)
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "%s: no host memory for the vote of %u ranks", what, ctx->world);
     ballot *own = &all[ctx->world];
     own->status = mine;
     if (mine != FSDP_OK) {
@@ -46,7 +47,8 @@ fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n)
 {
     FSDP_NEED(ctx);
     FSDP_NEED(values);
-    if (n == 0 || n > MAX_SUMS_HOST) return fsdp__fail(FSDP_ERR_ARG, "fsdp_sum_host: n is %u, expected 1 to %d", n, MAX_SUMS_HOST);
+    if (n == 0 || n > MAX_SUMS_HOST)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_sum_host: n is %u, expected 1 to %d", n, MAX_SUMS_HOST);
     FSDP_TRY(fsdp__context_check(ctx));
     double *all = fsdp__host_alloc(&ctx->host, (size_t)ctx->world * n, sizeof *all);
     if (all == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_sum_host: no host memory");
@@ -71,10 +73,13 @@ fsdp_status fsdp_broadcast_host(fsdp_context *ctx, void *data, size_t bytes, uin
     FSDP_NEED(data);
     if (bytes == 0 || bytes > MAX_BROADCAST_BYTES)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_broadcast_host: %zu bytes, expected 1 to %d", bytes, MAX_BROADCAST_BYTES);
-    if (root >= ctx->world) return fsdp__fail(FSDP_ERR_ARG, "fsdp_broadcast_host: root %u in a world of %u", root, ctx->world);
+    if (root >= ctx->world)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_broadcast_host: root %u in a world of %u", root, ctx->world);
     FSDP_TRY(fsdp__context_check(ctx));
     char *all = fsdp__host_alloc(&ctx->host, ctx->world, bytes);
-    if (all == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_broadcast_host: no host memory for %u × %zu bytes", ctx->world, bytes);
+    if (all == NULL)
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_broadcast_host: no host memory for %u × %zu bytes", ctx->world,
+                          bytes);
     fsdp_status status = fsdp__side_all_gather(ctx, data, all, bytes);
     if (status == FSDP_OK) memcpy(data, all + (size_t)root * bytes, bytes);
     fsdp__host_free(&ctx->host, all, ctx->world, bytes);

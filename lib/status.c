@@ -61,16 +61,18 @@ fsdp_status fsdp_backend_fail(fsdp_status status, const char *format, ...)
     return status;
 }
 
-fsdp_status fsdp__read_config(const char *what, void *defaults, size_t known_bytes, const void *config, size_t min_bytes)
+fsdp_status fsdp__read_config(const char *what, void *defaults, size_t known_bytes, const void *config,
+                              size_t min_bytes)
 {
     size_t size;
     memcpy(&size, config, sizeof size);
     if (size < min_bytes || size > 65536)
-        return fsdp__fail(FSDP_ERR_ARG, "%s.size is %zu, expected %zu: start from its initialiser macro", what, size, known_bytes);
+        return fsdp__fail(FSDP_ERR_ARG, "%s.size is %zu, expected %zu: start from its initialiser macro", what, size,
+                          known_bytes);
     for (size_t i = known_bytes; i < size; i++) {
         if (((const unsigned char *)config)[i] != 0)
-            return fsdp__fail(FSDP_ERR_ARG, "%s sets a field at byte %zu that this version (%zu bytes) does not know", what, i,
-                              known_bytes);
+            return fsdp__fail(FSDP_ERR_ARG, "%s sets a field at byte %zu that this version (%zu bytes) does not know",
+                              what, i, known_bytes);
     }
     memcpy(defaults, config, size < known_bytes ? size : known_bytes);
     memcpy(defaults, &known_bytes, sizeof known_bytes);
@@ -82,7 +84,8 @@ fsdp_status fsdp__write_result(const char *what, void *out, const void *result, 
     size_t size;
     memcpy(&size, out, sizeof size);
     if (size < min_bytes || size > 65536)
-        return fsdp__fail(FSDP_ERR_ARG, "%s.size is %zu, expected %zu: start from its initialiser macro", what, size, known_bytes);
+        return fsdp__fail(FSDP_ERR_ARG, "%s.size is %zu, expected %zu: start from its initialiser macro", what, size,
+                          known_bytes);
     memcpy((char *)out + sizeof size, (const char *)result + sizeof size,
            (size < known_bytes ? size : known_bytes) - sizeof size);
     return FSDP_OK;

@@ -39,9 +39,11 @@ fsdp_status fsdp__stream_open(fsdp_context *ctx, const char *name, bool lane, fs
     fsdp__clocks *clocks = &ctx->clocks;
     int slot = free_slot(clocks);
     if (slot < 0)
-        return fsdp__fail(FSDP_ERR_STATE, "stream %s: all %d streams of this context are in use: release one first", name, FSDP__SLOTS);
+        return fsdp__fail(FSDP_ERR_STATE, "stream %s: all %d streams of this context are in use: release one first",
+                          name, FSDP__SLOTS);
     fsdp_stream *s = fsdp__host_alloc(&ctx->host, 1, sizeof *s);
-    if (s == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "stream %s: no host memory for %zu bytes", name, sizeof *s);
+    if (s == NULL)
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "stream %s: no host memory for %zu bytes", name, sizeof *s);
     s->ctx = ctx;
     s->slot = slot;
     s->lane = lane;
@@ -106,9 +108,11 @@ fsdp_status fsdp_stream_release(fsdp_stream *stream)
 {
     if (stream == NULL) return FSDP_OK;
     fsdp_context *ctx = stream->ctx;
-    if (stream->lane) return fsdp__fail(FSDP_ERR_STATE, "fsdp_stream_release: %s is a lane of the library", stream->name);
+    if (stream->lane)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_stream_release: %s is a lane of the library", stream->name);
     if (stream->n_open > 0)
-        return fsdp__fail(FSDP_ERR_STATE, "fsdp_stream_release: %u units are open on stream %s: end them, or fsdp_pass_abort",
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "fsdp_stream_release: %u units are open on stream %s: end them, or fsdp_pass_abort",
                           stream->n_open, stream->name);
     fsdp__lock(ctx);
     fsdp__stream_close(stream);

@@ -24,7 +24,8 @@ static uint32_t find_group(fsdp_unit *unit, const fsdp_param *param)
 
 fsdp_status fsdp__layout_unit(fsdp_unit *unit, uint32_t world)
 {
-    if (unit->n_params == 0) return fsdp__fail(FSDP_ERR_ARG, "unit %s has no parameters: add one, or leave the unit out", unit->name);
+    if (unit->n_params == 0)
+        return fsdp__fail(FSDP_ERR_ARG, "unit %s has no parameters: add one, or leave the unit out", unit->name);
     unit->n_groups = 0;
     unit->full_bytes = unit->grad_bytes = 0;
     unit->aliased = false;
@@ -35,7 +36,8 @@ fsdp_status fsdp__layout_unit(fsdp_unit *unit, uint32_t world)
         param->offset = group->elems;
         group->elems = round_up(group->elems + param->elems, FSDP__ALIGN_ELEMS);
         if (group->elems > MAX_ELEMS)
-            return fsdp__fail(FSDP_ERR_ARG, "unit %s: more than 2^48 elements with parameter %s: split the unit", unit->name, param->name);
+            return fsdp__fail(FSDP_ERR_ARG, "unit %s: more than 2^48 elements with parameter %s: split the unit",
+                              unit->name, param->name);
     }
     for (uint32_t g = 0; g < unit->n_groups; g++) {
         fsdp__group *group = &unit->groups[g];

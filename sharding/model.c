@@ -14,14 +14,16 @@ fsdp_status fsdp__model_check(const char *call, fsdp_model *model)
 {
     if (model == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: the model (or unit) is NULL", call);
     if (model->failed != FSDP_OK)
-        return fsdp__fail(model->failed, "%s: model %s has failed (%s): call fsdp_pass_abort, or destroy it", call, model->name, model->failed_text);
+        return fsdp__fail(model->failed, "%s: model %s has failed (%s): call fsdp_pass_abort, or destroy it", call,
+                          model->name, model->failed_text);
     return fsdp__context_check(model->ctx);
 }
 
 fsdp_status fsdp__model_check_sealed(const char *call, fsdp_model *model)
 {
     FSDP_TRY(fsdp__model_check(call, model));
-    if (model->phase == FSDP__OPEN) return fsdp__fail(FSDP_ERR_STATE, "%s: model %s is not sealed: call fsdp_model_seal first", call, model->name);
+    if (model->phase == FSDP__OPEN)
+        return fsdp__fail(FSDP_ERR_STATE, "%s: model %s is not sealed: call fsdp_model_seal first", call, model->name);
     return FSDP_OK;
 }
 
@@ -29,7 +31,9 @@ static fsdp_status check_open(const char *call, fsdp_model *model)
 {
     FSDP_TRY(fsdp__model_check(call, model));
     if (model->phase != FSDP__OPEN)
-        return fsdp__fail(FSDP_ERR_STATE, "%s: model %s is sealed, nothing can be added: register before fsdp_model_seal", call, model->name);
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "%s: model %s is sealed, nothing can be added: register before fsdp_model_seal", call,
+                          model->name);
     return FSDP_OK;
 }
 
@@ -45,9 +49,11 @@ fsdp_status fsdp__model_fail(fsdp_model *model, fsdp_status status)
 static fsdp_status check_config(const fsdp_model_config *c)
 {
     if (c->name == NULL) return fsdp__fail(FSDP_ERR_ARG, "fsdp_model_config.name is NULL");
-    if (c->depth > FSDP__MAX_DEPTH) return fsdp__fail(FSDP_ERR_ARG, "model %s: depth %u, expected 0 to %d", c->name, c->depth, FSDP__MAX_DEPTH);
+    if (c->depth > FSDP__MAX_DEPTH)
+        return fsdp__fail(FSDP_ERR_ARG, "model %s: depth %u, expected 0 to %d", c->name, c->depth, FSDP__MAX_DEPTH);
     if (c->grad_buffers == 0 || c->grad_buffers > FSDP__MAX_DEPTH)
-        return fsdp__fail(FSDP_ERR_ARG, "model %s: grad_buffers %u, expected 1 to %d", c->name, c->grad_buffers, FSDP__MAX_DEPTH);
+        return fsdp__fail(FSDP_ERR_ARG, "model %s: grad_buffers %u, expected 1 to %d", c->name, c->grad_buffers,
+                          FSDP__MAX_DEPTH);
     if (c->accumulation < FSDP_ACCUMULATE_NONE || c->accumulation > FSDP_ACCUMULATE_KEEP_FULL)
         return fsdp__fail(FSDP_ERR_ARG, "model %s: accumulation %d does not exist", c->name, (int)c->accumulation);
     return FSDP_OK;
@@ -101,7 +107,8 @@ fsdp_status fsdp_model_destroy(fsdp_model *model)
     fsdp_context *ctx = model->ctx;
     const fsdp_host_allocator *host = &ctx->host;
     fsdp__lock(ctx);
-    FSDP_IGNORE(fsdp__context_drain(ctx, ctx->timeout_ns)); /* what stopped it is the context's; the memory goes back either way */
+    FSDP_IGNORE(fsdp__context_drain(
+        ctx, ctx->timeout_ns)); /* what stopped it is the context's; the memory goes back either way */
     if (model->phase != FSDP__OPEN) fsdp__drop_step(model);
     fsdp__unseal(model);
     fsdp__passes_fini(model);
@@ -123,19 +130,26 @@ static fsdp_status check_unit_config(const fsdp_model *model, const char *name, 
     const char *const fields[] = {"compute_dtype", "grad_dtype", "reduce_dtype", "master_dtype"};
     for (int i = 0; i < 4; i++)
         if (fsdp_dtype_bytes(dtypes[i]) == 0)
-            return fsdp__fail(FSDP_ERR_ARG, "unit %s: %s is %d, expected FP32, BF16 or FP16", name, fields[i], (int)dtypes[i]);
+            return fsdp__fail(FSDP_ERR_ARG, "unit %s: %s is %d, expected FP32, BF16 or FP16", name, fields[i],
+                              (int)dtypes[i]);
     if (c->reshard != FSDP_RESHARD_AFTER_USE && c->reshard != FSDP_RESHARD_NEVER)
         return fsdp__fail(FSDP_ERR_ARG, "unit %s: reshard %d does not exist", name, (int)c->reshard);
-    if (c->place != FSDP_PLACE_DEVICE) return fsdp__fail(FSDP_ERR_UNSUPPORTED, "unit %s: place %d is not supported", name, (int)c->place);
+    if (c->place != FSDP_PLACE_DEVICE)
+        return fsdp__fail(FSDP_ERR_UNSUPPORTED, "unit %s: place %d is not supported", name, (int)c->place);
     if (model->config.accumulation == FSDP_ACCUMULATE_KEEP_FULL && c->grad_dtype != c->reduce_dtype)
-        return fsdp__fail(FSDP_ERR_UNSUPPORTED, "unit %s: gradients are kept over micro-steps, so they are summed in grad_dtype %s, which must be reduce_dtype %s",
+        return fsdp__fail(FSDP_ERR_UNSUPPORTED,
+                          "unit %s: gradients are kept over micro-steps, so they are summed in grad_dtype %s, which "
+                          "must be reduce_dtype %s",
                           name, fsdp_dtype_name(c->grad_dtype), fsdp_dtype_name(c->reduce_dtype));
     if (model->config.accumulation == FSDP_ACCUMULATE_KEEP_FULL && !c->zero_grads)
-        return fsdp__fail(FSDP_ERR_UNSUPPORTED, "unit %s: gradients are kept over micro-steps, so kernels add to them: zero_grads must be on", name);
+        return fsdp__fail(FSDP_ERR_UNSUPPORTED,
+                          "unit %s: gradients are kept over micro-steps, so kernels add to them: zero_grads must be on",
+                          name);
     return FSDP_OK;
 }
 
-fsdp_status fsdp_model_add_unit(fsdp_model *model, const char *name, const fsdp_unit_config *config, fsdp_unit **out_unit)
+fsdp_status fsdp_model_add_unit(fsdp_model *model, const char *name, const fsdp_unit_config *config,
+                                fsdp_unit **out_unit)
 {
     FSDP_TRY(check_open(__func__, model));
     FSDP_NEED(name);

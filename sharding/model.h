@@ -12,18 +12,18 @@
 #include "sharding/names.h"
 
 enum {
-    FSDP__ALIGN_ELEMS = 128,   /* every parameter begins at a multiple, every group ends at world × a multiple */
+    FSDP__ALIGN_ELEMS = 128, /* every parameter begins at a multiple, every group ends at world × a multiple */
     FSDP__MAX_DEPTH = 64,
-    FSDP__MAX_USERS = 4,       /* further compute streams in a window */
-    FSDP__MAX_GROUPS = 6,      /* three compute dtypes × trainable or frozen */
+    FSDP__MAX_USERS = 4,                  /* further compute streams in a window */
+    FSDP__MAX_GROUPS = 6,                 /* three compute dtypes × trainable or frozen */
     FSDP__PART_FLOATS = 1 + FSDP_MAX_SUMS /* the norm and the caller's sums */
 };
 
 struct fsdp_param {
     fsdp_unit *unit;
     char *name;
-    uint32_t index;            /* in its unit */
-    uint32_t number;           /* in the model, registration order */
+    uint32_t index;  /* in its unit */
+    uint32_t number; /* in the model, registration order */
     uint32_t n_dims;
     uint64_t dims[FSDP_MAX_DIMS];
     uint64_t elems;
@@ -31,89 +31,90 @@ struct fsdp_param {
     bool frozen, no_decay;
     float lr_scale;
     uint32_t group;
-    uint64_t offset;           /* elements, in its group: the same in compute, master, gradient and moment buffers */
+    uint64_t offset; /* elements, in its group: the same in compute, master, gradient and moment buffers */
 };
 
 /* Parameters of one compute dtype, trainable or frozen, one after another: what one collective carries. */
 typedef struct fsdp__group {
     fsdp_dtype compute_dtype;
     bool frozen;
-    uint64_t elems;            /* padded: world × shard_elems */
+    uint64_t elems; /* padded: world × shard_elems */
     uint64_t shard_elems;
-    uint64_t full_offset;      /* bytes, in the unit's gathered buffer */
-    uint64_t grad_offset;      /* bytes, in the unit's gradient buffer */
-    bool aliased;              /* world of one, compute dtype == master dtype: the full buffer is the shard */
+    uint64_t full_offset; /* bytes, in the unit's gathered buffer */
+    uint64_t grad_offset; /* bytes, in the unit's gradient buffer */
+    bool aliased;         /* world of one, compute dtype == master dtype: the full buffer is the shard */
     uint64_t master_offset, gradient_offset; /* bytes, in the model's ranges */
-    uint64_t moment_offset;    /* bytes of m in the range of moments; v follows at + shard_elems floats */
-    uint64_t table_offset;     /* bytes of the first kernel segment, in the scratch range */
+    uint64_t moment_offset;                  /* bytes of m in the range of moments; v follows at + shard_elems floats */
+    uint64_t table_offset;                   /* bytes of the first kernel segment, in the scratch range */
     uint32_t n_segments;
-    char *master, *gradient;   /* after seal; gradient NULL if frozen */
+    char *master, *gradient; /* after seal; gradient NULL if frozen */
     float *m, *v;
 } fsdp__group;
 
+/* The order is that of use: hooks touch the first lines and the first group, at 10,000 units mostly from memory. */
 struct fsdp_unit {
     fsdp_model *model;
     char *name;
-    uint32_t index;
-    fsdp_unit_config config;
-    fsdp_param **params;
-    size_t n_params, params_capacity;
-
-    /* layout.c */
-    fsdp__group groups[FSDP__MAX_GROUPS];
-    uint32_t n_groups;
-    uint64_t full_bytes, grad_bytes;   /* of the gathered and the gradient buffer; what is aliased or frozen left out */
-    fsdp_shard_segment *segments;      /* of this rank's shard */
-    uint32_t n_segments;
-    void **param_ptrs, **grad_ptrs;    /* the view's, n_params each */
 
     /* parameters */
-    uint64_t full_place;               /* held: its own bytes in the gather range */
-    fsdp__block *full;                 /* the gathered buffer; NULL: none */
-    fsdp__edges full_edges;
-    uint64_t full_version;             /* of the shard that it was gathered from */
-    uint64_t version;                  /* updates that the shard has seen */
-    fsdp__edges master_edges, gradient_edges;
-    fsdp_unit *newer, *older;          /* among the model's gathered units that are not held */
-    bool ahead;                        /* gathered before its begin hook, not opened since */
-    bool aliased;                      /* some group's buffer is its shard */
-
-    /* windows */
-    uint32_t n_open[2];                /* forward and backward windows that are open */
-    fsdp_stream *stream;               /* that they are open on */
-    fsdp_stream *user[FSDP__MAX_USERS]; /* further compute streams in the open windows */
-    uint32_t n_users;
+    fsdp__block *full;               /* the gathered buffer; NULL: none */
+    uint64_t full_bytes, grad_bytes; /* of the gathered and the gradient buffer; what is aliased or frozen left out */
+    uint64_t full_version;           /* of the shard that it was gathered from */
+    uint64_t version;                /* updates that the shard has seen */
+    fsdp_unit *newer, *older;        /* among the model's gathered units that are not held */
+    uint32_t index;
+    bool ahead;   /* gathered before its begin hook, not opened since */
+    bool aliased; /* some group's buffer is its shard */
 
     /* gradients */
-    uint64_t grad_place;               /* held, or gradients kept: its own bytes in the grad range */
-    fsdp__block *grad;                 /* the full gradient buffer; NULL: none */
-    fsdp__edges grad_edges;
-    bool reduced;                      /* since the last update: the next reduction adds */
-    bool updated;                      /* in this update bracket, by fsdp_update_unit */
+    bool reduced;      /* since the last update: the next reduction adds */
+    bool updated;      /* in this update bracket, by fsdp_update_unit */
+    fsdp__block *grad; /* the full gradient buffer; NULL: none */
+
+    /* windows */
+    uint32_t n_open[2];  /* forward and backward windows that are open */
+    fsdp_stream *stream; /* that they are open on */
+    uint32_t n_users;
+    uint32_t n_groups;
+    uint64_t param_base, grad_base; /* what param_ptrs and grad_ptrs were made for */
+    void **param_ptrs, **grad_ptrs; /* the view's, n_params each */
+    size_t n_params;
+
+    fsdp__edges full_edges, master_edges, grad_edges, gradient_edges;
+    fsdp__group groups[FSDP__MAX_GROUPS];
+
+    fsdp_unit_config config;
+    fsdp_stream *user[FSDP__MAX_USERS]; /* further compute streams in the open windows */
+    uint64_t full_place;                /* held: its own bytes in the gather range */
+    uint64_t grad_place;                /* held, or gradients kept: its own bytes in the grad range */
+    fsdp_param **params;
+    size_t params_capacity;
+    fsdp_shard_segment *segments; /* of this rank's shard */
+    uint32_t n_segments;
 };
 
 typedef struct fsdp__pass {
     char *name;
-    fsdp_visit *given;                 /* units and uses, as declared */
-    fsdp__visit *visits;               /* the same, for the schedule */
+    fsdp_visit *given;   /* units and uses, as declared */
+    fsdp__visit *visits; /* the same, for the schedule */
     uint32_t n;
-    bool backward;                     /* has BACKWARD visits: an update follows its last micro-step */
-    uint64_t *full_offset;             /* of each visit that is not held's, in the gather range */
-    uint64_t *grad_offset;             /* of each BACKWARD visit without bytes of its own, in the grad range */
+    bool backward;         /* has BACKWARD visits: an update follows its last micro-step */
+    uint64_t *full_offset; /* of each visit that is not held's, in the gather range */
+    uint64_t *grad_offset; /* of each BACKWARD visit without bytes of its own, in the grad range */
 } fsdp__pass;
 
 /* Every byte, before any is taken. */
 typedef struct fsdp__plan {
     fsdp_memory memory;
-    uint64_t tmp_offset, tmp_bytes;    /* in scratch: the second reduction onto a shard lands here first */
-    uint64_t cast_offset, cast_bytes;  /* in scratch: gradients in the reduce dtype */
+    uint64_t tmp_offset, tmp_bytes;   /* in scratch: the second reduction onto a shard lands here first */
+    uint64_t cast_offset, cast_bytes; /* in scratch: gradients in the reduce dtype */
     uint64_t part_offset, total_offset, step_offset, table_offset, scratch_bytes;
     uint64_t master_bytes, gradient_bytes, moment_bytes;
 } fsdp__plan;
 
 typedef enum fsdp__phase {
-    FSDP__OPEN,      /* registering */
-    FSDP__IDLE,      /* sealed, between passes */
+    FSDP__OPEN, /* registering */
+    FSDP__IDLE, /* sealed, between passes */
     FSDP__IN_PASS,
     FSDP__IN_UPDATE
 } fsdp__phase;
@@ -129,13 +130,13 @@ struct fsdp_model {
     char *name;
     fsdp_unit **units;
     size_t n_units, units_capacity;
-    fsdp__pass *passes;                /* TRAIN, EVAL, then the caller's */
+    fsdp__pass *passes; /* TRAIN, EVAL, then the caller's */
     size_t n_passes, passes_capacity;
     fsdp__names unit_names, param_names;
     uint32_t n_params;
     fsdp_adamw *adamw;
     fsdp__phase phase;
-    fsdp_status failed;                /* first failure after something was enqueued */
+    fsdp_status failed; /* first failure after something was enqueued */
     char failed_text[512];
 
     /* seal.c */
@@ -146,21 +147,21 @@ struct fsdp_model {
     fsdp__plan plan;
     void *master, *gradients, *moments, *scratch; /* device ranges */
     fsdp_allocator *gather_pool, *grad_pool;
-    fsdp_report_record *reports;       /* pinned, a ring */
+    fsdp_report_record *reports; /* pinned, a ring */
     void *report_event[FSDP_REPORT_RING];
     fsdp__fence report_fence[FSDP_REPORT_RING];
     uint64_t report_step[FSDP_REPORT_RING];
 
     /* the step */
     fsdp__cursor cursor;
-    fsdp_pass_args args;               /* of the last pass_begin */
-    fsdp__pass *pass, *next;           /* the one we are in; what follows it without an update, or NULL */
-    bool mid_step;                     /* a micro-step of a backward pass has ended, and it was not the last */
-    uint32_t n_open;                   /* windows open, over all units */
-    uint32_t n_grads;                  /* units that have a gradient buffer */
-    bool update_due;                   /* the last micro-step of a backward pass has ended */
-    uint64_t n_updates;                /* brackets closed */
-    fsdp_unit *newest_gathered;        /* list of gathered units that are not held */
+    fsdp_pass_args args;        /* of the last pass_begin */
+    fsdp__pass *pass, *next;    /* the one we are in; what follows it without an update, or NULL */
+    bool mid_step;              /* a micro-step of a backward pass has ended, and it was not the last */
+    uint32_t n_open;            /* windows open, over all units */
+    uint32_t n_grads;           /* units that have a gradient buffer */
+    bool update_due;            /* the last micro-step of a backward pass has ended */
+    uint64_t n_updates;         /* brackets closed */
+    fsdp_unit *newest_gathered; /* list of gathered units that are not held */
     fsdp__edges part_edges, step_edges;
     fsdp_model_stats stats;
 };

@@ -16,7 +16,8 @@ static size_t hash(const char *text)
 void *fsdp__names_find(const fsdp__names *names, const char *text)
 {
     if (names->capacity == 0) return NULL;
-    for (size_t i = hash(text) & (names->capacity - 1); names->slot[i].text != NULL; i = (i + 1) & (names->capacity - 1))
+    for (size_t i = hash(text) & (names->capacity - 1); names->slot[i].text != NULL;
+         i = (i + 1) & (names->capacity - 1))
         if (strcmp(names->slot[i].text, text) == 0) return names->slot[i].object;
     return NULL;
 }

@@ -9,7 +9,7 @@ typedef struct fsdp__names {
     struct fsdp__name {
         const char *text;
         void *object;
-    } *slot;
+    } * slot;
     size_t capacity, n;
 } fsdp__names;
 

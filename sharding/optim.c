@@ -14,11 +14,15 @@
 
 static fsdp_status check_config(const fsdp_adamw_config *c)
 {
-    if (!(c->beta1 >= 0.0f && c->beta1 < 1.0f)) return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_config.beta1 is %g, expected 0 to below 1", (double)c->beta1);
-    if (!(c->beta2 >= 0.0f && c->beta2 < 1.0f)) return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_config.beta2 is %g, expected 0 to below 1", (double)c->beta2);
-    if (!(c->eps > 0.0f && c->eps < 1e30f)) return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_config.eps is %g, expected more than 0", (double)c->eps);
+    if (!(c->beta1 >= 0.0f && c->beta1 < 1.0f))
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_config.beta1 is %g, expected 0 to below 1", (double)c->beta1);
+    if (!(c->beta2 >= 0.0f && c->beta2 < 1.0f))
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_config.beta2 is %g, expected 0 to below 1", (double)c->beta2);
+    if (!(c->eps > 0.0f && c->eps < 1e30f))
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_config.eps is %g, expected more than 0", (double)c->eps);
     if (!(c->weight_decay >= 0.0f && c->weight_decay < 1e30f))
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_config.weight_decay is %g, expected 0 or more", (double)c->weight_decay);
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_config.weight_decay is %g, expected 0 or more",
+                          (double)c->weight_decay);
     return FSDP_OK;
 }
 
@@ -26,8 +30,11 @@ fsdp_status fsdp_adamw_create(fsdp_model *model, const fsdp_adamw_config *config
 {
     FSDP_TRY(fsdp__model_check(__func__, model));
     FSDP_NEED(out_opt);
-    if (model->phase != FSDP__OPEN) return fsdp__fail(FSDP_ERR_STATE, "fsdp_adamw_create: model %s is sealed: declare its optimizer before", model->name);
-    if (model->adamw != NULL) return fsdp__fail(FSDP_ERR_STATE, "fsdp_adamw_create: model %s has an optimizer", model->name);
+    if (model->phase != FSDP__OPEN)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_adamw_create: model %s is sealed: declare its optimizer before",
+                          model->name);
+    if (model->adamw != NULL)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_adamw_create: model %s has an optimizer", model->name);
     fsdp_adamw_config c = FSDP_ADAMW_CONFIG_INIT;
     if (config != NULL) FSDP_TRY(fsdp__read_config("fsdp_adamw_config", &c, sizeof c, config, sizeof c));
     FSDP_TRY(check_config(&c));
@@ -50,7 +57,7 @@ static const fsdp_kernel_segment *table_of(const fsdp_model *model, const fsdp__
 static fsdp_status square_sums(fsdp_model *model, fsdp_stream *s)
 {
     fsdp__need need = {0};
-    fsdp__need_write(&need, &model->part_edges, s);
+    fsdp__need_write(&need, &model->part_edges);
     FSDP_TRY(fsdp__wait_need(s, &need));
     for (size_t i = 0; i < model->n_units; i++) {
         const fsdp_unit *unit = model->units[i];
@@ -80,11 +87,16 @@ static fsdp_status step_result(fsdp_adamw *opt, const fsdp_adamw_args *args)
     float *part = (float *)(void *)scratch_at(model, model->plan.part_offset);
     float *total = ctx->world > 1 ? (float *)(void *)scratch_at(model, model->plan.total_offset) : part;
     fsdp__need need = {0};
-    fsdp__need_write(&need, &model->part_edges, lane);
-    fsdp__need_write(&need, &model->step_edges, lane);
+    fsdp__need_write(&need, &model->part_edges);
+    fsdp__need_write(&need, &model->step_edges);
     FSDP_TRY(fsdp__wait_need(lane, &need));
     if (ctx->world > 1) {
-        fsdp_collective sum = {.kind = FSDP_OPERATION_ALL_REDUCE, .dtype = FSDP_DTYPE_FP32, .count = FSDP__PART_FLOATS, .send = part, .recv = total, .label = "norm"};
+        fsdp_collective sum = {.kind = FSDP_OPERATION_ALL_REDUCE,
+                               .dtype = FSDP_DTYPE_FP32,
+                               .count = FSDP__PART_FLOATS,
+                               .send = part,
+                               .recv = total,
+                               .label = "norm"};
         FSDP_TRY(fsdp__comm_enqueue(ctx->reduce_comm, lane, &sum, 1));
     }
     uint64_t step = model->n_updates + 1, slot = step % FSDP_REPORT_RING;
@@ -94,7 +106,8 @@ static fsdp_status step_result(fsdp_adamw *opt, const fsdp_adamw_args *args)
     op.u.step_result.total = total;
     op.u.step_result.step = (fsdp_device_step *)(void *)scratch_at(model, model->plan.step_offset);
     op.u.step_result.report = &model->reports[slot];
-    op.u.step_result.input = (fsdp_step_input){step, args->lr, (float)factor, args->max_norm, opt->config.beta1, opt->config.beta2, args->skip};
+    op.u.step_result.input = (fsdp_step_input){
+        step, args->lr, (float)factor, args->max_norm, opt->config.beta1, opt->config.beta2, args->skip};
     FSDP_TRY(fsdp__launch(lane, &op, "norm"));
     fsdp__note_write(&model->part_edges, lane);
     fsdp__note_write(&model->step_edges, lane);
@@ -108,7 +121,7 @@ static fsdp_status update_units(fsdp_adamw *opt, fsdp_stream *s)
 {
     fsdp_model *model = opt->model;
     fsdp__need need = {0};
-    fsdp__need_read(&need, &model->step_edges, s);
+    fsdp__need_read(&need, &model->step_edges);
     FSDP_TRY(fsdp__wait_need(s, &need));
     for (size_t i = 0; i < model->n_units; i++) {
         fsdp_unit *unit = model->units[i];
@@ -120,7 +133,8 @@ static fsdp_status update_units(fsdp_adamw *opt, fsdp_stream *s)
             const fsdp__group *group = &unit->groups[g];
             if (group->frozen || group->elems == 0) continue;
             fsdp_device_op op = {.kind = FSDP_OPERATION_ADAMW};
-            op.u.adamw.master = group->master, op.u.adamw.gradient = group->gradient, op.u.adamw.m = group->m, op.u.adamw.v = group->v;
+            op.u.adamw.master = group->master, op.u.adamw.gradient = group->gradient, op.u.adamw.m = group->m,
+            op.u.adamw.v = group->v;
             op.u.adamw.count = group->shard_elems;
             op.u.adamw.segments = table_of(model, group), op.u.adamw.n_segments = group->n_segments;
             op.u.adamw.step = (const fsdp_device_step *)(const void *)scratch_at(model, model->plan.step_offset);
@@ -147,8 +161,11 @@ static fsdp_status step(fsdp_adamw *opt, const fsdp_adamw_args *args, fsdp_strea
 static fsdp_status check_args(const fsdp_adamw_args *a)
 {
     if (!(a->lr >= 0.0f && a->lr < 1e30f)) return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_step: lr is %g", (double)a->lr);
-    if (!(a->max_norm >= 0.0f && a->max_norm < 1e30f)) return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_step: max_norm is %g, expected 0 (no clipping) or more", (double)a->max_norm);
-    if (!(a->grad_scale > -1e30 && a->grad_scale < 1e30)) return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_step: grad_scale is %g", a->grad_scale);
+    if (!(a->max_norm >= 0.0f && a->max_norm < 1e30f))
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_step: max_norm is %g, expected 0 (no clipping) or more",
+                          (double)a->max_norm);
+    if (!(a->grad_scale > -1e30 && a->grad_scale < 1e30))
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_step: grad_scale is %g", a->grad_scale);
     return FSDP_OK;
 }
 
@@ -158,7 +175,9 @@ fsdp_status fsdp_adamw_step(fsdp_adamw *opt, const fsdp_adamw_args *args, fsdp_s
     FSDP_NEED(args);
     fsdp_model *model = opt->model;
     FSDP_TRY(fsdp__check_update_begin(__func__, model, stream));
-    if (!model->update_due) return fsdp__fail(FSDP_ERR_STATE, "fsdp_adamw_step: there are no new gradients: run a pass with BACKWARD visits first");
+    if (!model->update_due)
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "fsdp_adamw_step: there are no new gradients: run a pass with BACKWARD visits first");
     fsdp_adamw_args a = FSDP_ADAMW_ARGS_INIT;
     FSDP_TRY(fsdp__read_config("fsdp_adamw_args", &a, sizeof a, args, sizeof a));
     FSDP_TRY(check_args(&a));
@@ -173,13 +192,15 @@ fsdp_status fsdp_step_sum(fsdp_model *model, uint32_t index, const float *device
     FSDP_TRY(fsdp__model_check_sealed(__func__, model));
     FSDP_NEED(device_value);
     FSDP_TRY(fsdp__stream_check(__func__, model->ctx, stream));
-    if (index >= FSDP_MAX_SUMS) return fsdp__fail(FSDP_ERR_ARG, "fsdp_step_sum: index %u, expected 0 to %d", index, FSDP_MAX_SUMS - 1);
+    if (index >= FSDP_MAX_SUMS)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_step_sum: index %u, expected 0 to %d", index, FSDP_MAX_SUMS - 1);
     fsdp__lock(model->ctx);
     fsdp__need need = {0};
-    fsdp__need_write(&need, &model->part_edges, stream);
+    fsdp__need_write(&need, &model->part_edges);
     fsdp_status status = fsdp__wait_need(stream, &need);
     float *part = (float *)(void *)scratch_at(model, model->plan.part_offset);
-    fsdp_device_op op = {.kind = FSDP_OPERATION_ADD, .u.add = {part + 1 + index, device_value, 1, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32}};
+    fsdp_device_op op = {.kind = FSDP_OPERATION_ADD,
+                         .u.add = {part + 1 + index, device_value, 1, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32}};
     if (status == FSDP_OK) status = fsdp__launch(stream, &op, "sums");
     fsdp__note_write(&model->part_edges, stream);
     fsdp__unlock(model->ctx);
@@ -192,15 +213,19 @@ fsdp_status fsdp_step_report_get(fsdp_model *model, uint64_t step, uint64_t time
     FSDP_NEED(out_report);
     uint64_t slot = step % FSDP_REPORT_RING;
     if (step == 0 || model->report_step[slot] != step)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_step_report_get: there is no report of step %llu: %llu updates so far, the last %d with AdamW are kept",
+        return fsdp__fail(FSDP_ERR_ARG,
+                          "fsdp_step_report_get: there is no report of step %llu: %llu updates so far, the last %d "
+                          "with AdamW are kept",
                           (unsigned long long)step, (unsigned long long)model->n_updates, FSDP_REPORT_RING);
     fsdp__lock(model->ctx);
     fsdp_status status = fsdp__device_event_wait_host(model->ctx, model->report_event[slot], timeout_ns);
     fsdp__unlock(model->ctx);
     FSDP_TRY(status);
-    FSDP_TRY(fsdp__context_check(model->ctx)); /* an event also happens when its stream has failed: then nothing was written */
+    FSDP_TRY(fsdp__context_check(
+        model->ctx)); /* an event also happens when its stream has failed: then nothing was written */
     const fsdp_report_record *r = &model->reports[slot];
-    fsdp_step_report report = {sizeof report, r->step, r->updates, r->skipped != 0, r->lr, r->grad_norm, r->clip_scale, {0.0f}};
+    fsdp_step_report report = {sizeof report, r->step,      r->updates,    r->skipped != 0,
+                               r->lr,         r->grad_norm, r->clip_scale, {0.0f}};
     memcpy(report.sums, r->sums, sizeof report.sums);
     return fsdp__write_result("fsdp_step_report", out_report, &report, sizeof report, sizeof report);
 }

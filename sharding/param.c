@@ -10,14 +10,16 @@
 
 static fsdp_status count_elems(const char *name, uint32_t n_dims, const uint64_t *dims, uint64_t *out_elems)
 {
-    if (n_dims > FSDP_MAX_DIMS) return fsdp__fail(FSDP_ERR_ARG, "parameter %s: %u extents, at most %d", name, n_dims, FSDP_MAX_DIMS);
+    if (n_dims > FSDP_MAX_DIMS)
+        return fsdp__fail(FSDP_ERR_ARG, "parameter %s: %u extents, at most %d", name, n_dims, FSDP_MAX_DIMS);
     if (n_dims > 0 && dims == NULL) return fsdp__fail(FSDP_ERR_ARG, "parameter %s: dims is NULL", name);
     uint64_t elems = 1;
     bool empty = false;
     for (uint32_t i = 0; i < n_dims; i++) {
         if (dims[i] == 0) empty = true;
         else if (__builtin_mul_overflow(elems, dims[i], &elems) || elems > MAX_ELEMS)
-            return fsdp__fail(FSDP_ERR_ARG, "parameter %s: extents up to %u multiply to more than 2^48 elements", name, i);
+            return fsdp__fail(FSDP_ERR_ARG, "parameter %s: extents up to %u multiply to more than 2^48 elements", name,
+                              i);
     }
     *out_elems = empty ? 0 : elems;
     return FSDP_OK;
@@ -28,9 +30,13 @@ static fsdp_status check_param(fsdp_unit *unit, const char *name, const fsdp_par
     if (name[0] == 0) return fsdp__fail(FSDP_ERR_ARG, "unit %s: a parameter's name is empty", unit->name);
     const fsdp_param *other = fsdp__names_find(&unit->model->param_names, name);
     if (other != NULL)
-        return fsdp__fail(FSDP_ERR_ARG, "parameter %s exists in unit %s: names are unique in the model; a tied tensor is registered once", name, other->unit->name);
+        return fsdp__fail(
+            FSDP_ERR_ARG,
+            "parameter %s exists in unit %s: names are unique in the model; a tied tensor is registered once", name,
+            other->unit->name);
     if (c->compute_dtype != FSDP_DTYPE_INHERIT && fsdp_dtype_bytes(c->compute_dtype) == 0)
-        return fsdp__fail(FSDP_ERR_ARG, "parameter %s: compute_dtype is %d, expected INHERIT, FP32, BF16 or FP16", name, (int)c->compute_dtype);
+        return fsdp__fail(FSDP_ERR_ARG, "parameter %s: compute_dtype is %d, expected INHERIT, FP32, BF16 or FP16", name,
+                          (int)c->compute_dtype);
     if (!(c->lr_scale >= 0.0f && c->lr_scale <= 1e30f))
         return fsdp__fail(FSDP_ERR_ARG, "parameter %s: lr_scale %g is not a factor", name, (double)c->lr_scale);
     return FSDP_OK;
@@ -39,7 +45,8 @@ static fsdp_status check_param(fsdp_unit *unit, const char *name, const fsdp_par
 static fsdp_param *new_param(fsdp_unit *unit, const char *name)
 {
     const fsdp_host_allocator *host = &unit->model->ctx->host;
-    if (!fsdp__host_grow(host, &unit->params, &unit->params_capacity, unit->n_params + 1, sizeof *unit->params)) return NULL;
+    if (!fsdp__host_grow(host, &unit->params, &unit->params_capacity, unit->n_params + 1, sizeof *unit->params))
+        return NULL;
     if (!fsdp__names_reserve(host, &unit->model->param_names)) return NULL;
     fsdp_param *param = fsdp__host_alloc(host, 1, sizeof *param);
     if (param == NULL) return NULL;
@@ -59,7 +66,9 @@ fsdp_status fsdp_unit_add_param(fsdp_unit *unit, const char *name, uint32_t n_di
     fsdp_model *model = unit->model;
     FSDP_TRY(fsdp__model_check(__func__, model));
     if (model->phase != FSDP__OPEN)
-        return fsdp__fail(FSDP_ERR_STATE, "parameter %s of unit %s: model %s is sealed: register before fsdp_model_seal", name, unit->name, model->name);
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "parameter %s of unit %s: model %s is sealed: register before fsdp_model_seal", name,
+                          unit->name, model->name);
     fsdp_param_config c = FSDP_PARAM_CONFIG_INIT;
     if (config != NULL) FSDP_TRY(fsdp__read_config("fsdp_param_config", &c, sizeof c, config, sizeof c));
     FSDP_TRY(check_param(unit, name, &c));

@@ -32,7 +32,8 @@ static fsdp_status init_pass(const fsdp_host_allocator *host, fsdp__pass *pass, 
     }
     for (uint32_t i = 0; i < n; i++) {
         pass->given[i] = visits[i];
-        pass->visits[i] = (fsdp__visit){visits[i].unit->index, visits[i].until > (int32_t)i ? (uint32_t)visits[i].until : i};
+        pass->visits[i] =
+            (fsdp__visit){visits[i].unit->index, visits[i].until > (int32_t)i ? (uint32_t)visits[i].until : i};
         pass->backward |= visits[i].use == FSDP_USE_BACKWARD;
     }
     return FSDP_OK;
@@ -84,8 +85,11 @@ fsdp_status fsdp__passes_build(fsdp_model *model)
     const fsdp_host_allocator *host = &model->ctx->host;
     size_t n_units = model->n_units;
     fsdp_visit *visits = fsdp__host_alloc(host, 2 * n_units, sizeof *visits);
-    if (visits == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "model %s: no host memory for passes of %zu units", model->name, n_units);
-    uint32_t forward = add_half(model, visits, 0, FSDP_USE_FORWARD), both = add_half(model, visits, forward, FSDP_USE_BACKWARD);
+    if (visits == NULL)
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "model %s: no host memory for passes of %zu units", model->name,
+                          n_units);
+    uint32_t forward = add_half(model, visits, 0, FSDP_USE_FORWARD),
+             both = add_half(model, visits, forward, FSDP_USE_BACKWARD);
     fini_pass(host, &model->passes[FSDP_PASS_TRAIN]);
     fini_pass(host, &model->passes[FSDP_PASS_EVAL]);
     fsdp_status status = init_pass(host, &model->passes[FSDP_PASS_TRAIN], visits, both);
@@ -100,23 +104,30 @@ static fsdp_status check_visits(const fsdp_model *model, const char *name, uint3
         const fsdp_visit *v = &visits[i];
         if (v->unit == NULL) return fsdp__fail(FSDP_ERR_ARG, "pass %s: visit %u has no unit", name, i);
         if (v->unit->model != model)
-            return fsdp__fail(FSDP_ERR_ARG, "pass %s: visit %u is of unit %s, which belongs to model %s", name, i, v->unit->name, v->unit->model->name);
+            return fsdp__fail(FSDP_ERR_ARG, "pass %s: visit %u is of unit %s, which belongs to model %s", name, i,
+                              v->unit->name, v->unit->model->name);
         if (v->use < FSDP_USE_FORWARD || v->use > FSDP_USE_READ)
-            return fsdp__fail(FSDP_ERR_ARG, "pass %s: visit %u of unit %s has use %d, which does not exist", name, i, v->unit->name, (int)v->use);
+            return fsdp__fail(FSDP_ERR_ARG, "pass %s: visit %u of unit %s has use %d, which does not exist", name, i,
+                              v->unit->name, (int)v->use);
         if (v->until >= (int64_t)n_visits)
-            return fsdp__fail(FSDP_ERR_ARG, "pass %s: the window of visit %u (unit %s) reaches to visit %d of %u", name, i, v->unit->name, v->until, n_visits);
+            return fsdp__fail(FSDP_ERR_ARG, "pass %s: the window of visit %u (unit %s) reaches to visit %d of %u", name,
+                              i, v->unit->name, v->until, n_visits);
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdp_model_add_pass(fsdp_model *model, const char *name, uint32_t n_visits, const fsdp_visit *visits, int32_t *out_pass)
+fsdp_status fsdp_model_add_pass(fsdp_model *model, const char *name, uint32_t n_visits, const fsdp_visit *visits,
+                                int32_t *out_pass)
 {
     FSDP_TRY(fsdp__model_check(__func__, model));
     FSDP_NEED(name);
     FSDP_NEED(visits);
     FSDP_NEED(out_pass);
-    if (model->phase != FSDP__OPEN) return fsdp__fail(FSDP_ERR_STATE, "pass %s: model %s is sealed: add passes before fsdp_model_seal", name, model->name);
-    if (n_visits == 0 || n_visits > 1u << 24) return fsdp__fail(FSDP_ERR_ARG, "pass %s: %u visits, expected 1 to 2^24", name, n_visits);
+    if (model->phase != FSDP__OPEN)
+        return fsdp__fail(FSDP_ERR_STATE, "pass %s: model %s is sealed: add passes before fsdp_model_seal", name,
+                          model->name);
+    if (n_visits == 0 || n_visits > 1u << 24)
+        return fsdp__fail(FSDP_ERR_ARG, "pass %s: %u visits, expected 1 to 2^24", name, n_visits);
     FSDP_TRY(check_visits(model, name, n_visits, visits));
     FSDP_TRY(append_name(model, name));
     fsdp__pass *pass = &model->passes[model->n_passes - 1];

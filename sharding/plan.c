@@ -36,7 +36,8 @@ static fsdp_status alloc_space(const fsdp_host_allocator *host, space *sp, uint3
     sp->lives.visit_life = fsdp__host_alloc(host, n, sizeof *sp->lives.visit_life);
     sp->grad_life = fsdp__host_alloc(host, n, sizeof *sp->grad_life);
     sp->offset = fsdp__host_alloc(host, n, sizeof *sp->offset);
-    if (sp->lives.life != NULL && sp->lives.unit != NULL && sp->lives.visit_life != NULL && sp->grad_life != NULL && sp->offset != NULL)
+    if (sp->lives.life != NULL && sp->lives.unit != NULL && sp->lives.visit_life != NULL && sp->grad_life != NULL &&
+        sp->offset != NULL)
         return FSDP_OK;
     free_space(host, sp);
     return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "planning a pass of %u visits: no host memory", n);
@@ -98,7 +99,8 @@ static fsdp_status plan_grads(fsdp_model *model, fsdp__pass *pass, space *sp, ui
     int32_t *visit_of = sp->lives.visit_life; /* lives are done with: reuse as the visit of each gradient life */
     for (uint32_t i = 0; i < pass->n; i++) {
         const fsdp_unit *unit = pass->given[i].unit;
-        if (pass->given[i].use != FSDP_USE_BACKWARD || !fsdp__unit_trainable(unit) || fsdp__unit_grad_own(unit)) continue;
+        if (pass->given[i].use != FSDP_USE_BACKWARD || !fsdp__unit_trainable(unit) || fsdp__unit_grad_own(unit))
+            continue;
         visit_of[n] = (int32_t)i;
         sp->grad_life[n++] = (fsdp__life){i, pass->visits[i].until, -1, unit->grad_bytes};
     }
@@ -164,7 +166,8 @@ static fsdp_status find_reduces_twice(const fsdp_model *model, bool *out_twice)
     const fsdp_host_allocator *host = &model->ctx->host;
     for (size_t p = FSDP_PASS_EVAL + 1; p < model->n_passes && !*out_twice; p++) {
         uint32_t *window_end = fsdp__host_alloc(host, model->n_units, sizeof *window_end);
-        if (window_end == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "planning pass %s: no host memory", model->passes[p].name);
+        if (window_end == NULL)
+            return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "planning pass %s: no host memory", model->passes[p].name);
         *out_twice = pass_reduces_twice(&model->passes[p], window_end);
         fsdp__host_free(host, window_end, model->n_units, sizeof *window_end);
     }
@@ -200,7 +203,8 @@ static void plan_shards(fsdp_model *model, uint64_t *largest_shard, uint64_t *la
             for (size_t k = 0; k < unit->n_params; k++) group->n_segments += unit->params[k]->group == g;
             *n_table += group->n_segments;
             shard += group->shard_elems * fsdp_dtype_bytes(unit->config.reduce_dtype);
-            if (unit->config.grad_dtype != unit->config.reduce_dtype) cast += group->elems * fsdp_dtype_bytes(unit->config.reduce_dtype);
+            if (unit->config.grad_dtype != unit->config.reduce_dtype)
+                cast += group->elems * fsdp_dtype_bytes(unit->config.reduce_dtype);
         }
         *largest_shard = max_u64(*largest_shard, shard);
         *largest_cast = max_u64(*largest_cast, cast);
@@ -250,18 +254,21 @@ static fsdp_status build_schedule(fsdp_model *model)
     model->schedule_bytes = fsdp__host_alloc(host, model->n_units, sizeof *model->schedule_bytes);
     model->schedule_held = fsdp__host_alloc(host, model->n_units, sizeof *model->schedule_held);
     if (model->schedule_bytes == NULL || model->schedule_held == NULL)
-        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "model %s: no host memory for the schedule of %zu units", model->name, model->n_units);
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "model %s: no host memory for the schedule of %zu units",
+                          model->name, model->n_units);
     for (size_t i = 0; i < model->n_units; i++) {
         model->schedule_bytes[i] = model->units[i]->full_bytes;
         model->schedule_held[i] = fsdp__unit_held(model->units[i]);
     }
-    model->schedule = (fsdp__schedule){model->config.depth, model->config.prefetch_bytes, model->schedule_bytes, model->schedule_held};
+    model->schedule = (fsdp__schedule){model->config.depth, model->config.prefetch_bytes, model->schedule_bytes,
+                                       model->schedule_held};
     return FSDP_OK;
 }
 
 fsdp_status fsdp__plan_build(fsdp_model *model)
 {
-    if (model->n_units == 0) return fsdp__fail(FSDP_ERR_STATE, "model %s has no unit: add one with fsdp_model_add_unit", model->name);
+    if (model->n_units == 0)
+        return fsdp__fail(FSDP_ERR_STATE, "model %s has no unit: add one with fsdp_model_add_unit", model->name);
     memset(&model->plan, 0, sizeof model->plan);
     for (size_t i = 0; i < model->n_units; i++) FSDP_TRY(fsdp__layout_unit(model->units[i], model->ctx->world));
     FSDP_TRY(build_schedule(model));
@@ -274,7 +281,9 @@ fsdp_status fsdp_model_predict(fsdp_model *model, fsdp_memory *out_memory)
 {
     FSDP_TRY(fsdp__model_check(__func__, model));
     FSDP_NEED(out_memory);
-    if (model->phase != FSDP__OPEN) return fsdp__fail(FSDP_ERR_STATE, "fsdp_model_predict: model %s is sealed: ask fsdp_model_memory", model->name);
+    if (model->phase != FSDP__OPEN)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_model_predict: model %s is sealed: ask fsdp_model_memory", model->name);
     FSDP_TRY(fsdp__plan_build(model));
-    return fsdp__write_result("fsdp_memory", out_memory, &model->plan.memory, sizeof model->plan.memory, sizeof model->plan.memory);
+    return fsdp__write_result("fsdp_memory", out_memory, &model->plan.memory, sizeof model->plan.memory,
+                              sizeof model->plan.memory);
 }

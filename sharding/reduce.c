@@ -18,25 +18,25 @@ fsdp_status fsdp__take_grads(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, 
     if (fsdp__unit_grad_own(unit)) planned = unit->grad_place;
     if (planned != UINT64_MAX && fsdp__allocator_is_free_at(pool, planned, unit->grad_bytes))
         unit->grad = fsdp__allocator_take_at(pool, planned, unit->grad_bytes, s, unit->name, need);
-    else
-        unit->grad = fsdp__allocator_take(pool, unit->grad_bytes, s, unit->name, need);
+    else unit->grad = fsdp__allocator_take(pool, unit->grad_bytes, s, unit->name, need);
     if (unit->grad == NULL) {
         char text[4096] = "";
         fsdp__allocator_describe(pool, text, sizeof text);
         return fsdp__fail(FSDP_ERR_NO_MEMORY,
-                          "unit %s: %llu gradient bytes have no place in the grad range of %llu: this visit is not the pass's next one, and open "
+                          "unit %s: %llu gradient bytes have no place in the grad range of %llu: this visit is not the "
+                          "pass's next one, and open "
                           "backward windows leave no gap. Close units, or declare this order as a pass\n%s",
-                          unit->name, (unsigned long long)unit->grad_bytes, (unsigned long long)model->plan.memory.grad, text);
+                          unit->name, (unsigned long long)unit->grad_bytes, (unsigned long long)model->plan.memory.grad,
+                          text);
     }
-    memset(&unit->grad_edges, 0, sizeof unit->grad_edges);
+    fsdp__edges_clear(&unit->grad_edges);
     model->n_grads++;
     return FSDP_OK;
 }
 
 void fsdp__give_grads(fsdp_unit *unit)
 {
-    unit->grad->use = unit->grad_edges.written;
-    fsdp__clock_max(&unit->grad->use, &unit->grad_edges.read, FSDP__SLOTS);
+    fsdp__edges_clock(&unit->grad_edges, &unit->grad->use);
     /* A buffer that was never touched still has its guard to pass on. */
     fsdp__clock_max(&unit->grad->use, &unit->grad->guard, FSDP__SLOTS);
     fsdp__allocator_give(unit->model->grad_pool, unit->grad, false);
@@ -47,10 +47,15 @@ void fsdp__give_grads(fsdp_unit *unit)
 void fsdp__set_grad_ptrs(fsdp_unit *unit)
 {
     char *base = unit->grad != NULL ? (char *)(uintptr_t)unit->grad->begin : NULL;
+    if ((uint64_t)(uintptr_t)base == unit->grad_base) return; /* a unit without a buffer: entries stay NULL */
+    unit->grad_base = (uint64_t)(uintptr_t)base;
     for (size_t i = 0; i < unit->n_params; i++) {
         const fsdp_param *param = unit->params[i];
         const fsdp__group *group = &unit->groups[param->group];
-        unit->grad_ptrs[i] = group->frozen || base == NULL ? NULL : base + group->grad_offset + param->offset * fsdp_dtype_bytes(unit->config.grad_dtype);
+        unit->grad_ptrs[i] =
+            group->frozen || base == NULL
+                ? NULL
+                : base + group->grad_offset + param->offset * fsdp_dtype_bytes(unit->config.grad_dtype);
     }
 }
 
@@ -80,11 +85,13 @@ typedef struct landing {
     char *at;
 } landing;
 
-static fsdp_status cast_and_list(fsdp_unit *unit, fsdp_stream *lane, fsdp_collective *list, landing *land, uint32_t *out_n)
+static fsdp_status cast_and_list(fsdp_unit *unit, fsdp_stream *lane, fsdp_collective *list, landing *land,
+                                 uint32_t *out_n)
 {
     fsdp_model *model = unit->model;
     const fsdp_unit_config *c = &unit->config;
-    char *cast_at = (char *)model->scratch + model->plan.cast_offset, *tmp = (char *)model->scratch + model->plan.tmp_offset;
+    char *cast_at = (char *)model->scratch + model->plan.cast_offset,
+         *tmp = (char *)model->scratch + model->plan.tmp_offset;
     size_t each = fsdp_dtype_bytes(c->reduce_dtype);
     uint32_t n = 0;
     for (uint32_t g = 0; g < unit->n_groups; g++) {
@@ -92,15 +99,20 @@ static fsdp_status cast_and_list(fsdp_unit *unit, fsdp_stream *lane, fsdp_collec
         if (group->frozen || group->elems == 0) continue;
         char *send = (char *)(uintptr_t)unit->grad->begin + group->grad_offset;
         if (c->grad_dtype != c->reduce_dtype) {
-            fsdp_device_op op = {.kind = FSDP_OPERATION_CAST, .u.cast = {cast_at, send, group->elems, c->reduce_dtype, c->grad_dtype}};
+            fsdp_device_op op = {.kind = FSDP_OPERATION_CAST,
+                                 .u.cast = {cast_at, send, group->elems, c->reduce_dtype, c->grad_dtype}};
             FSDP_TRY(fsdp__launch(lane, &op, unit->name));
             send = cast_at;
             cast_at += group->elems * each;
         }
         land[n] = (landing){group, unit->reduced ? tmp : group->gradient};
         tmp += group->shard_elems * each;
-        list[n] = (fsdp_collective){.kind = FSDP_OPERATION_REDUCE_SCATTER, .dtype = c->reduce_dtype, .count = group->shard_elems,
-                                    .send = send, .recv = land[n].at, .label = unit->name};
+        list[n] = (fsdp_collective){.kind = FSDP_OPERATION_REDUCE_SCATTER,
+                                    .dtype = c->reduce_dtype,
+                                    .count = group->shard_elems,
+                                    .send = send,
+                                    .recv = land[n].at,
+                                    .label = unit->name};
         n++;
     }
     *out_n = n;
@@ -116,7 +128,8 @@ static fsdp_status reduce_over_ranks(fsdp_unit *unit, fsdp_stream *lane)
     if (n > 0) FSDP_TRY(fsdp__comm_enqueue(unit->model->ctx->reduce_comm, lane, list, n));
     for (uint32_t i = 0; unit->reduced && i < n; i++) {
         fsdp_dtype dtype = unit->config.reduce_dtype;
-        fsdp_device_op op = {.kind = FSDP_OPERATION_ADD, .u.add = {land[i].group->gradient, land[i].at, land[i].group->shard_elems, dtype, dtype}};
+        fsdp_device_op op = {.kind = FSDP_OPERATION_ADD,
+                             .u.add = {land[i].group->gradient, land[i].at, land[i].group->shard_elems, dtype, dtype}};
         FSDP_TRY(fsdp__launch(lane, &op, unit->name));
     }
     return FSDP_OK;
@@ -125,7 +138,8 @@ static fsdp_status reduce_over_ranks(fsdp_unit *unit, fsdp_stream *lane)
 static fsdp_status poison(fsdp_unit *unit, fsdp_stream *lane)
 {
     if (!(unit->model->ctx->debug & FSDP_DEBUG_POISON)) return FSDP_OK;
-    fsdp_device_op op = {.kind = FSDP_OPERATION_FILL, .u.fill = {(void *)(uintptr_t)unit->grad->begin, unit->grad_bytes, 0xff}};
+    fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
+                         .u.fill = {(void *)(uintptr_t)unit->grad->begin, unit->grad_bytes, 0xff}};
     return fsdp__launch(lane, &op, unit->name);
 }
 
@@ -134,8 +148,8 @@ fsdp_status fsdp__reduce(fsdp_unit *unit)
     fsdp_model *model = unit->model;
     fsdp_stream *lane = model->ctx->lanes[FSDP_LANE_REDUCE];
     fsdp__need need = {0};
-    fsdp__need_read(&need, &unit->grad_edges, lane);
-    fsdp__need_write(&need, &unit->gradient_edges, lane);
+    fsdp__need_read(&need, &unit->grad_edges);
+    fsdp__need_write(&need, &unit->gradient_edges);
     fsdp_status status = fsdp__wait_need(lane, &need);
     if (status == FSDP_OK) status = model->ctx->world == 1 ? reduce_alone(unit, lane) : reduce_over_ranks(unit, lane);
     if (status == FSDP_OK) status = poison(unit, lane);

@@ -31,8 +31,9 @@ static uint32_t count_items(const fsdp_model *model)
 
 static void describe_param(const fsdp_param *p, char *text)
 {
-    int n = snprintf(text, ITEM_BYTES, "parameter %.80s of unit %.60s: %s%s, lr_scale %g%s, shape [", p->name, p->unit->name,
-                     fsdp_dtype_name(p->compute_dtype), p->frozen ? " frozen" : "", (double)p->lr_scale, p->no_decay ? ", no decay" : "");
+    int n = snprintf(text, ITEM_BYTES, "parameter %.80s of unit %.60s: %s%s, lr_scale %g%s, shape [", p->name,
+                     p->unit->name, fsdp_dtype_name(p->compute_dtype), p->frozen ? " frozen" : "", (double)p->lr_scale,
+                     p->no_decay ? ", no decay" : "");
     for (uint32_t i = 0; i < p->n_dims && n < ITEM_BYTES; i++)
         n += snprintf(text + n, (size_t)(ITEM_BYTES - n), "%s%llu", i ? ", " : "", (unsigned long long)p->dims[i]);
     if (n < ITEM_BYTES) snprintf(text + n, (size_t)(ITEM_BYTES - n), "]");
@@ -51,20 +52,26 @@ static void describe_pass(const fsdp__pass *pass, char *text)
 static void describe_unit(const fsdp_unit *u, char *text)
 {
     const fsdp_unit_config *c = &u->config;
-    snprintf(text, ITEM_BYTES, "unit %.80s: %zu parameters, compute %s, grad %s, reduce %s, master %s, reshard %d, place %d, zero_grads %d",
-             u->name, u->n_params, fsdp_dtype_name(c->compute_dtype), fsdp_dtype_name(c->grad_dtype), fsdp_dtype_name(c->reduce_dtype),
-             fsdp_dtype_name(c->master_dtype), (int)c->reshard, (int)c->place, (int)c->zero_grads);
+    snprintf(
+        text, ITEM_BYTES,
+        "unit %.80s: %zu parameters, compute %s, grad %s, reduce %s, master %s, reshard %d, place %d, zero_grads %d",
+        u->name, u->n_params, fsdp_dtype_name(c->compute_dtype), fsdp_dtype_name(c->grad_dtype),
+        fsdp_dtype_name(c->reduce_dtype), fsdp_dtype_name(c->master_dtype), (int)c->reshard, (int)c->place,
+        (int)c->zero_grads);
 }
 
 static void describe_model(const fsdp_model *model, char *text)
 {
     const fsdp_model_config *c = &model->config;
-    int n = snprintf(text, ITEM_BYTES, "model %.60s: depth %u, prefetch_bytes %llu, grad_buffers %u, accumulation %d, grad_sum %d", model->name,
-                     c->depth, (unsigned long long)c->prefetch_bytes, c->grad_buffers, (int)c->accumulation, (int)c->grad_sum);
+    int n = snprintf(text, ITEM_BYTES,
+                     "model %.60s: depth %u, prefetch_bytes %llu, grad_buffers %u, accumulation %d, grad_sum %d",
+                     model->name, c->depth, (unsigned long long)c->prefetch_bytes, c->grad_buffers,
+                     (int)c->accumulation, (int)c->grad_sum);
     const fsdp_adamw *opt = model->adamw;
     if (opt != NULL && n < ITEM_BYTES)
-        snprintf(text + n, (size_t)(ITEM_BYTES - n), ", AdamW beta1 %a beta2 %a eps %a weight_decay %a", (double)opt->config.beta1,
-                 (double)opt->config.beta2, (double)opt->config.eps, (double)opt->config.weight_decay);
+        snprintf(text + n, (size_t)(ITEM_BYTES - n), ", AdamW beta1 %a beta2 %a eps %a weight_decay %a",
+                 (double)opt->config.beta1, (double)opt->config.beta2, (double)opt->config.eps,
+                 (double)opt->config.weight_decay);
 }
 
 /* The same order on every rank: model, then unit by unit with its parameters, then passes, then bytes. The walk is from the
@@ -87,12 +94,16 @@ static void describe_items(const fsdp_model *model, void (*each)(void *arg, uint
         describe_pass(&model->passes[p], text);
         each(arg, k++, text);
     }
-    snprintf(text, sizeof text, "bytes: %llu in all, %llu for gather, %llu for grad", (unsigned long long)model->plan.memory.total,
-             (unsigned long long)model->plan.memory.gather, (unsigned long long)model->plan.memory.grad);
+    snprintf(text, sizeof text, "bytes: %llu in all, %llu for gather, %llu for grad",
+             (unsigned long long)model->plan.memory.total, (unsigned long long)model->plan.memory.gather,
+             (unsigned long long)model->plan.memory.grad);
     each(arg, k, text);
 }
 
-static void keep_hash(void *arg, uint32_t k, const char *text) { ((uint64_t *)arg)[k] = hash_bytes(0xcbf29ce484222325ull, text, strlen(text)); }
+static void keep_hash(void *arg, uint32_t k, const char *text)
+{
+    ((uint64_t *)arg)[k] = hash_bytes(0xcbf29ce484222325ull, text, strlen(text));
+}
 
 struct wanted {
     uint32_t k;
@@ -117,8 +128,10 @@ static fsdp_status name_difference(fsdp_model *model, uint32_t k)
     uint32_t other = 1;
     while (status == FSDP_OK && other < ctx->world && strcmp(all, all + (size_t)other * ITEM_BYTES) == 0) other++;
     if (status == FSDP_OK)
-        status = fsdp__fail(FSDP_ERR_MISMATCH, "fsdp_model_seal: ranks registered different models. First difference: rank 0 has %s; rank %u has %s",
-                            all, other, all + (size_t)other % ctx->world * ITEM_BYTES);
+        status = fsdp__fail(
+            FSDP_ERR_MISMATCH,
+            "fsdp_model_seal: ranks registered different models. First difference: rank 0 has %s; rank %u has %s", all,
+            other, all + (size_t)other % ctx->world * ITEM_BYTES);
     fsdp__host_free(&ctx->host, all, ctx->world, ITEM_BYTES);
     return status;
 }
@@ -144,7 +157,9 @@ static fsdp_status compare(fsdp_model *model)
     bool counts_differ = false;
     uint32_t *counts = fsdp__host_alloc(&ctx->host, ctx->world, sizeof *counts);
     uint64_t *hashes = fsdp__host_alloc(&ctx->host, n, sizeof *hashes);
-    fsdp_status status = counts == NULL || hashes == NULL ? fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_model_seal: no host memory") : FSDP_OK;
+    fsdp_status status = counts == NULL || hashes == NULL
+                             ? fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_model_seal: no host memory")
+                             : FSDP_OK;
     status = fsdp__side_vote(ctx, status, "fsdp_model_seal");
     if (status == FSDP_OK) status = fsdp__side_all_gather(ctx, &n, counts, sizeof n);
     for (uint32_t r = 0; status == FSDP_OK && r < ctx->world; r++) {
@@ -168,8 +183,14 @@ static fsdp_status warm_up(fsdp_model *model)
 {
     fsdp_context *ctx = model->ctx;
     if (ctx->world == 1) return FSDP_OK;
-    float *part = (float *)(void *)((char *)model->scratch + model->plan.part_offset), *total = part + (model->plan.total_offset - model->plan.part_offset) / sizeof *part;
-    fsdp_collective norm = {.kind = FSDP_OPERATION_ALL_REDUCE, .dtype = FSDP_DTYPE_FP32, .count = FSDP__PART_FLOATS, .send = part, .recv = total, .label = "seal"};
+    float *part = (float *)(void *)((char *)model->scratch + model->plan.part_offset),
+          *total = part + (model->plan.total_offset - model->plan.part_offset) / sizeof *part;
+    fsdp_collective norm = {.kind = FSDP_OPERATION_ALL_REDUCE,
+                            .dtype = FSDP_DTYPE_FP32,
+                            .count = FSDP__PART_FLOATS,
+                            .send = part,
+                            .recv = total,
+                            .label = "seal"};
     fsdp_stream *gather = ctx->lanes[FSDP_LANE_GATHER], *reduce = ctx->lanes[FSDP_LANE_REDUCE];
     for (size_t i = 0; i < model->n_units; i++) {
         fsdp_unit *unit = model->units[i];
@@ -177,14 +198,22 @@ static fsdp_status warm_up(fsdp_model *model)
         if (group->shard_elems == 0) continue;
         uint64_t rank = ctx->rank, each = fsdp_dtype_bytes(group->compute_dtype);
         char *full = fsdp__allocator_base(model->gather_pool);
-        fsdp_collective ag = {.kind = FSDP_OPERATION_ALL_GATHER, .dtype = group->compute_dtype, .count = FSDP__ALIGN_ELEMS,
-                              .send = full + rank * FSDP__ALIGN_ELEMS * each, .recv = full, .label = "seal"};
+        fsdp_collective ag = {.kind = FSDP_OPERATION_ALL_GATHER,
+                              .dtype = group->compute_dtype,
+                              .count = FSDP__ALIGN_ELEMS,
+                              .send = full + rank * FSDP__ALIGN_ELEMS * each,
+                              .recv = full,
+                              .label = "seal"};
         FSDP_TRY(fsdp__comm_enqueue(ctx->comm, gather, &ag, 1));
         char *grad = fsdp__allocator_base(model->grad_pool);
         if (group->frozen) break;
         each = fsdp_dtype_bytes(unit->config.grad_dtype);
-        fsdp_collective rs = {.kind = FSDP_OPERATION_REDUCE_SCATTER, .dtype = unit->config.grad_dtype, .count = FSDP__ALIGN_ELEMS,
-                              .send = grad, .recv = grad + rank * FSDP__ALIGN_ELEMS * each, .label = "seal"};
+        fsdp_collective rs = {.kind = FSDP_OPERATION_REDUCE_SCATTER,
+                              .dtype = unit->config.grad_dtype,
+                              .count = FSDP__ALIGN_ELEMS,
+                              .send = grad,
+                              .recv = grad + rank * FSDP__ALIGN_ELEMS * each,
+                              .label = "seal"};
         FSDP_TRY(fsdp__comm_enqueue(ctx->reduce_comm, reduce, &rs, 1));
         break;
     }
@@ -212,7 +241,8 @@ fsdp_status fsdp_model_seal(fsdp_model *model)
 {
     FSDP_TRY(fsdp__model_check(__func__, model));
     fsdp_context *ctx = model->ctx;
-    if (model->phase != FSDP__OPEN) return fsdp__fail(FSDP_ERR_STATE, "fsdp_model_seal: model %s is sealed already", model->name);
+    if (model->phase != FSDP__OPEN)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_model_seal: model %s is sealed already", model->name);
     FSDP_TRY(fsdp__side_vote(ctx, fsdp__plan_build(model), "fsdp_model_seal"));
     FSDP_TRY(compare(model));
     FSDP_TRY(take_and_vote(model));
@@ -231,6 +261,7 @@ void fsdp__unseal(fsdp_model *model)
         fsdp__host_free(host, unit->param_ptrs, unit->n_params, sizeof *unit->param_ptrs);
         fsdp__host_free(host, unit->grad_ptrs, unit->n_params, sizeof *unit->grad_ptrs);
         unit->segments = NULL, unit->param_ptrs = NULL, unit->grad_ptrs = NULL;
+        unit->param_base = unit->grad_base = 0;
     }
     for (int i = 0; i < FSDP_REPORT_RING; i++) {
         fsdp__fence_forget(&ctx->clocks, &model->report_fence[i]);
@@ -255,6 +286,9 @@ fsdp_status fsdp_model_memory(const fsdp_model *model, fsdp_memory *out_memory)
 {
     FSDP_NEED(model);
     FSDP_NEED(out_memory);
-    if (model->phase == FSDP__OPEN) return fsdp__fail(FSDP_ERR_STATE, "fsdp_model_memory: model %s is not sealed: ask fsdp_model_predict", model->name);
-    return fsdp__write_result("fsdp_memory", out_memory, &model->plan.memory, sizeof model->plan.memory, sizeof model->plan.memory);
+    if (model->phase == FSDP__OPEN)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_model_memory: model %s is not sealed: ask fsdp_model_predict",
+                          model->name);
+    return fsdp__write_result("fsdp_memory", out_memory, &model->plan.memory, sizeof model->plan.memory,
+                              sizeof model->plan.memory);
 }

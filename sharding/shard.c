@@ -33,8 +33,10 @@ static fsdp_status set_segments(fsdp_unit *unit)
     unit->grad_ptrs = fsdp__host_alloc(host, unit->n_params, sizeof *unit->grad_ptrs);
     if (unit->segments == NULL || unit->param_ptrs == NULL || unit->grad_ptrs == NULL)
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "unit %s: no host memory for its tables", unit->name);
-    size_t master_each = fsdp_dtype_bytes(unit->config.master_dtype), gradient_each = fsdp_dtype_bytes(unit->config.reduce_dtype);
+    size_t master_each = fsdp_dtype_bytes(unit->config.master_dtype),
+           gradient_each = fsdp_dtype_bytes(unit->config.reduce_dtype);
     unit->n_segments = 0;
+    unit->param_base = UINT64_MAX; /* no address: the pointers are still to be made */
     for (size_t i = 0; i < unit->n_params; i++) {
         fsdp_param *param = unit->params[i];
         const fsdp__group *group = &unit->groups[param->group];
@@ -92,13 +94,17 @@ static fsdp_status upload_tables(fsdp_model *model, fsdp_stream *s)
     uint64_t bytes = plan->scratch_bytes - plan->table_offset;
     if (bytes == 0) return FSDP_OK;
     char *tables = fsdp__host_alloc(host, bytes, 1);
-    if (tables == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "model %s: no host memory for tables of %llu bytes", model->name, (unsigned long long)bytes);
+    if (tables == NULL)
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "model %s: no host memory for tables of %llu bytes", model->name,
+                          (unsigned long long)bytes);
     for (size_t i = 0; i < model->n_units; i++) {
         const fsdp_unit *unit = model->units[i];
         for (uint32_t g = 0; g < unit->n_groups; g++)
-            if (!unit->groups[g].frozen) fill_table(unit, g, (fsdp_kernel_segment *)(void *)(tables + unit->groups[g].table_offset));
+            if (!unit->groups[g].frozen)
+                fill_table(unit, g, (fsdp_kernel_segment *)(void *)(tables + unit->groups[g].table_offset));
     }
-    fsdp_device_op op = {.kind = FSDP_OPERATION_COPY, .u.copy = {(char *)model->scratch + plan->table_offset, tables, bytes}};
+    fsdp_device_op op = {.kind = FSDP_OPERATION_COPY,
+                         .u.copy = {(char *)model->scratch + plan->table_offset, tables, bytes}};
     fsdp_status status = fsdp__launch(s, &op, "tables");
     fsdp_status drained = fsdp__device_drain_host(s, model->ctx->timeout_ns);
     fsdp__host_free(host, tables, bytes, 1);
@@ -119,6 +125,7 @@ fsdp_status fsdp__shard_clear(fsdp_model *model)
     FSDP_TRY(clear(s, model->master, plan->master_bytes, "shards"));
     FSDP_TRY(clear(s, model->gradients, plan->gradient_bytes, "gradients"));
     FSDP_TRY(clear(s, model->moments, plan->moment_bytes, "moments"));
-    FSDP_TRY(clear(s, (char *)model->scratch + plan->part_offset, plan->table_offset - plan->part_offset, "step records"));
+    FSDP_TRY(
+        clear(s, (char *)model->scratch + plan->part_offset, plan->table_offset - plan->part_offset, "step records"));
     return fsdp__device_drain_host(s, model->ctx->timeout_ns);
 }

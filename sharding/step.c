@@ -21,19 +21,28 @@ static fsdp__visit_list list_of(const fsdp__pass *pass)
 static fsdp_status check_pass_args(const fsdp_model *model, const fsdp_pass_args *a)
 {
     int32_t n = (int32_t)model->n_passes;
-    if (a->pass < 0 || a->pass >= n) return fsdp__fail(FSDP_ERR_ARG, "fsdp_pass_begin: pass %d, the model has 0 to %d", a->pass, n - 1);
-    if (a->next < FSDP_PASS_NONE || a->next >= n) return fsdp__fail(FSDP_ERR_ARG, "fsdp_pass_begin: next %d, the model has 0 to %d, or FSDP_PASS_NONE", a->next, n - 1);
-    if (a->count == 0 || a->index >= a->count) return fsdp__fail(FSDP_ERR_ARG, "fsdp_pass_begin: micro-step %u of %u", a->index, a->count);
+    if (a->pass < 0 || a->pass >= n)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_pass_begin: pass %d, the model has 0 to %d", a->pass, n - 1);
+    if (a->next < FSDP_PASS_NONE || a->next >= n)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_pass_begin: next %d, the model has 0 to %d, or FSDP_PASS_NONE", a->next,
+                          n - 1);
+    if (a->count == 0 || a->index >= a->count)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_pass_begin: micro-step %u of %u", a->index, a->count);
     const fsdp__pass *pass = &model->passes[a->pass];
     if (pass->backward && a->count > 1 && model->config.accumulation == FSDP_ACCUMULATE_NONE)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_pass_begin: %u micro-steps need fsdp_model_config.accumulation", a->count);
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_pass_begin: %u micro-steps need fsdp_model_config.accumulation",
+                          a->count);
     if (model->mid_step) {
         const fsdp_pass_args *last = &model->args;
         if (a->pass != last->pass || a->count != last->count || a->index != last->index + 1)
-            return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_begin: pass %s, micro-step %u of %u, but %s has had %u of %u: go on with micro-step %u, or fsdp_pass_abort",
-                              pass->name, a->index, a->count, model->passes[last->pass].name, last->index + 1, last->count, last->index + 1);
+            return fsdp__fail(FSDP_ERR_STATE,
+                              "fsdp_pass_begin: pass %s, micro-step %u of %u, but %s has had %u of %u: go on with "
+                              "micro-step %u, or fsdp_pass_abort",
+                              pass->name, a->index, a->count, model->passes[last->pass].name, last->index + 1,
+                              last->count, last->index + 1);
     } else if (pass->backward && a->index != 0) {
-        return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_begin: pass %s begins with micro-step %u of %u: begin with 0", pass->name, a->index, a->count);
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_begin: pass %s begins with micro-step %u of %u: begin with 0",
+                          pass->name, a->index, a->count);
     }
     return FSDP_OK;
 }
@@ -43,10 +52,15 @@ fsdp_status fsdp_pass_begin(fsdp_model *model, const fsdp_pass_args *args, fsdp_
     FSDP_TRY(fsdp__model_check_sealed(__func__, model));
     FSDP_NEED(args);
     FSDP_TRY(fsdp__stream_check(__func__, model->ctx, stream));
-    if (model->phase == FSDP__IN_PASS) return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_begin: pass %s is not ended: call fsdp_pass_end", model->pass->name);
-    if (model->phase == FSDP__IN_UPDATE) return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_begin: the update is not ended: call fsdp_update_end");
+    if (model->phase == FSDP__IN_PASS)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_begin: pass %s is not ended: call fsdp_pass_end",
+                          model->pass->name);
+    if (model->phase == FSDP__IN_UPDATE)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_begin: the update is not ended: call fsdp_update_end");
     if (model->update_due)
-        return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_begin: the gradients of pass %s wait for an update: call an optimizer (skip it if you must), or fsdp_pass_abort",
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "fsdp_pass_begin: the gradients of pass %s wait for an update: call an optimizer (skip it if "
+                          "you must), or fsdp_pass_abort",
                           model->pass->name);
     fsdp_pass_args a = FSDP_PASS_ARGS_INIT;
     FSDP_TRY(fsdp__read_config("fsdp_pass_args", &a, sizeof a, args, sizeof a));
@@ -55,7 +69,9 @@ fsdp_status fsdp_pass_begin(fsdp_model *model, const fsdp_pass_args *args, fsdp_
     model->args = a;
     model->pass = &model->passes[a.pass];
     bool last = a.index + 1 == a.count;
-    model->next = !last ? model->pass : model->pass->backward || a.next == FSDP_PASS_NONE ? NULL : &model->passes[a.next];
+    model->next = !last                                               ? model->pass
+                  : model->pass->backward || a.next == FSDP_PASS_NONE ? NULL
+                                                                      : &model->passes[a.next];
     model->cursor = (fsdp__cursor){list_of(model->pass), list_of(model->next), 0};
     model->phase = FSDP__IN_PASS;
     fsdp__reshard_unwanted(model);
@@ -69,7 +85,8 @@ static fsdp_status fail_open(const char *call, const fsdp_model *model)
         const fsdp_unit *unit = model->units[i];
         for (int b = 0; b < 2; b++)
             if (unit->n_open[b] > 0)
-                return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s is open: call fsdp_%s_end first", call, unit->name, b ? "backward" : "forward");
+                return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s is open: call fsdp_%s_end first", call, unit->name,
+                                  b ? "backward" : "forward");
     }
     return FSDP_OK;
 }
@@ -120,11 +137,15 @@ static fsdp_status check_begin(const char *call, fsdp_unit *unit, fsdp_stream *s
     FSDP_TRY(fsdp__model_check_sealed(call, unit->model));
     FSDP_TRY(fsdp__stream_check(call, unit->model->ctx, stream));
     if (view == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: unit %s: out_view is NULL", call, unit->name);
-    if (view->size != sizeof *view) return fsdp__fail(FSDP_ERR_ARG, "%s: unit %s: fsdp_view.size is %zu, expected %zu: start from FSDP_VIEW_INIT", call, unit->name, view->size, sizeof *view);
-    if (unit->model->phase != FSDP__IN_PASS) return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s: no pass is begun: call fsdp_pass_begin", call, unit->name);
+    if (view->size != sizeof *view)
+        return fsdp__fail(FSDP_ERR_ARG, "%s: unit %s: fsdp_view.size is %zu, expected %zu: start from FSDP_VIEW_INIT",
+                          call, unit->name, view->size, sizeof *view);
+    if (unit->model->phase != FSDP__IN_PASS)
+        return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s: no pass is begun: call fsdp_pass_begin", call, unit->name);
     if (unit->n_open[0] + unit->n_open[1] > 0 && unit->stream != stream)
-        return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s is open on stream %s, not %s: bring a second stream in with fsdp_unit_use", call, unit->name,
-                          unit->stream->name, stream->name);
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "%s: unit %s is open on stream %s, not %s: bring a second stream in with fsdp_unit_use", call,
+                          unit->name, unit->stream->name, stream->name);
     return FSDP_OK;
 }
 
@@ -132,8 +153,8 @@ static fsdp_status check_begin(const char *call, fsdp_unit *unit, fsdp_stream *s
 static fsdp_status wait_ready(fsdp_unit *unit, fsdp_stream *s)
 {
     fsdp__need need = {0};
-    fsdp__need_read(&need, &unit->full_edges, s);
-    if (unit->aliased) fsdp__need_read(&need, &unit->master_edges, s);
+    fsdp__need_read(&need, &unit->full_edges);
+    if (unit->aliased) fsdp__need_read(&need, &unit->master_edges);
     return fsdp__wait_need(s, &need);
 }
 
@@ -146,7 +167,8 @@ static void note_window(const fsdp_unit *unit, fsdp_stream *s, bool backward)
     for (uint32_t g = 0; g < unit->n_groups && n < FSDP_TRACE_MAX_ACCESSES - 1; g++) {
         const fsdp__group *group = &unit->groups[g];
         if (group->aliased && group->elems > 0)
-            access[n++] = (fsdp_trace_access){(uint64_t)(uintptr_t)group->master, group->elems * fsdp_dtype_bytes(group->compute_dtype), false};
+            access[n++] = (fsdp_trace_access){(uint64_t)(uintptr_t)group->master,
+                                              group->elems * fsdp_dtype_bytes(group->compute_dtype), false};
     }
     if (backward && unit->grad != NULL) access[n++] = (fsdp_trace_access){unit->grad->begin, unit->grad_bytes, true};
     fsdp__note_use(s, unit->name, access, n);
@@ -167,7 +189,9 @@ static fsdp_status make_ready(fsdp_unit *unit, int64_t visit, fsdp_stream *s)
 {
     fsdp_model *model = unit->model;
     if (!fsdp__is_gathered(unit)) {
-        uint64_t planned = fsdp__unit_held(unit) ? unit->full_place : visit >= 0 ? model->pass->full_offset[visit] : UINT64_MAX;
+        uint64_t planned = fsdp__unit_held(unit) ? unit->full_place
+                           : visit >= 0          ? model->pass->full_offset[visit]
+                                                 : UINT64_MAX;
         FSDP_TRY(fsdp__gather_now(unit, planned));
     }
     FSDP_TRY(fsdp__model_fail(model, wait_ready(unit, s)));
@@ -178,7 +202,8 @@ static fsdp_view make_view(fsdp_unit *unit, bool backward, bool zeroed)
 {
     fsdp__set_param_ptrs(unit);
     if (backward) fsdp__set_grad_ptrs(unit);
-    return (fsdp_view){sizeof(fsdp_view), (uint32_t)unit->n_params, zeroed, unit->param_ptrs, backward ? unit->grad_ptrs : NULL};
+    return (fsdp_view){sizeof(fsdp_view), (uint32_t)unit->n_params, zeroed, unit->param_ptrs,
+                       backward ? unit->grad_ptrs : NULL};
 }
 
 fsdp_status fsdp_forward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view *out_view)
@@ -204,7 +229,8 @@ static fsdp_status start_grads(fsdp_unit *unit, fsdp_stream *s, const fsdp__need
 {
     if (!FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_REDUCED)) FSDP_TRY(fsdp__wait_need(s, need));
     if (unit->config.zero_grads) {
-        fsdp_device_op op = {.kind = FSDP_OPERATION_FILL, .u.fill = {(void *)(uintptr_t)unit->grad->begin, unit->grad_bytes, 0}};
+        fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
+                             .u.fill = {(void *)(uintptr_t)unit->grad->begin, unit->grad_bytes, 0}};
         FSDP_TRY(fsdp__launch(s, &op, unit->name));
     }
     fsdp__note_write(&unit->grad_edges, s);
@@ -215,10 +241,13 @@ static fsdp_status check_backward(const fsdp_unit *unit)
 {
     const fsdp_model *model = unit->model;
     if (!model->pass->backward)
-        return fsdp__fail(FSDP_ERR_STATE, "fsdp_backward_begin: unit %s: pass %s has no BACKWARD visits", unit->name, model->pass->name);
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_backward_begin: unit %s: pass %s has no BACKWARD visits", unit->name,
+                          model->pass->name);
     bool adds = unit->reduced && fsdp__unit_trainable(unit) && unit->n_open[1] == 0;
     if (adds && model->ctx->world > 1 && model->plan.tmp_bytes == 0)
-        return fsdp__fail(FSDP_ERR_STATE, "fsdp_backward_begin: unit %s was reduced in this step already, and no pass says that it is visited backward twice: declare such a pass",
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "fsdp_backward_begin: unit %s was reduced in this step already, and no pass says that it is "
+                          "visited backward twice: declare such a pass",
                           unit->name);
     return FSDP_OK;
 }
@@ -233,7 +262,9 @@ fsdp_status fsdp_backward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view 
     int64_t visit = advance(model, unit, true);
     fsdp__need need = {0};
     bool fresh = fsdp__unit_trainable(unit) && unit->grad == NULL;
-    fsdp_status status = fresh ? fsdp__take_grads(unit, visit >= 0 ? model->pass->grad_offset[visit] : UINT64_MAX, stream, &need) : FSDP_OK;
+    fsdp_status status =
+        fresh ? fsdp__take_grads(unit, visit >= 0 ? model->pass->grad_offset[visit] : UINT64_MAX, stream, &need)
+              : FSDP_OK;
     if (status == FSDP_OK) {
         status = make_ready(unit, visit, stream);
         if (status == FSDP_OK && fresh) status = fsdp__model_fail(model, start_grads(unit, stream, &need));
@@ -255,10 +286,11 @@ static fsdp_status check_end(const char *call, fsdp_unit *unit, fsdp_stream *str
     FSDP_TRY(fsdp__model_check_sealed(call, unit->model));
     FSDP_TRY(fsdp__stream_check(call, unit->model->ctx, stream));
     if (unit->n_open[backward] == 0)
-        return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s has no open %s window: call fsdp_%s_begin first", call, unit->name,
-                          backward ? "backward" : "forward", backward ? "backward" : "forward");
+        return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s has no open %s window: call fsdp_%s_begin first", call,
+                          unit->name, backward ? "backward" : "forward", backward ? "backward" : "forward");
     if (unit->stream != stream)
-        return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s was opened on stream %s, not %s: end it there", call, unit->name, unit->stream->name, stream->name);
+        return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s was opened on stream %s, not %s: end it there", call, unit->name,
+                          unit->stream->name, stream->name);
     return FSDP_OK;
 }
 
@@ -286,14 +318,16 @@ static fsdp_status close_window(fsdp_unit *unit, fsdp_stream *s, bool backward, 
     if (last) {
         s->n_open--;
         FSDP_TRY(join_users(unit, s));
-        *out_give = unit->full != NULL && !fsdp__unit_held(unit) && !fsdp__schedule_keeps(&model->schedule, &model->cursor, unit->index);
+        *out_give = unit->full != NULL && !fsdp__unit_held(unit) &&
+                    !fsdp__schedule_keeps(&model->schedule, &model->cursor, unit->index);
     }
     note_window(unit, s, backward);
     fsdp__note_read(&unit->full_edges, s);
-    if (FSDP__MUTATED(FSDP__MUTANT_EARLY_USE)) unit->full_edges.read.at[s->slot]--;
+    if (FSDP__MUTATED(FSDP__MUTANT_EARLY_USE)) unit->full_edges.read[unit->full_edges.n_reads - 1] -= FSDP__SLOTS;
     if (unit->aliased) fsdp__note_read(&unit->master_edges, s);
     if (*out_give && (model->ctx->debug & FSDP_DEBUG_POISON)) {
-        fsdp_device_op op = {.kind = FSDP_OPERATION_FILL, .u.fill = {(void *)(uintptr_t)fsdp__full_begin(unit), unit->full_bytes, 0xff}};
+        fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
+                             .u.fill = {(void *)(uintptr_t)fsdp__full_begin(unit), unit->full_bytes, 0xff}};
         FSDP_TRY(fsdp__launch(s, &op, unit->name));
     }
     return FSDP_OK;
@@ -340,17 +374,19 @@ fsdp_status fsdp_unit_use(fsdp_unit *unit, fsdp_stream *other)
     FSDP_NEED(unit);
     FSDP_TRY(fsdp__model_check_sealed(__func__, unit->model));
     FSDP_TRY(fsdp__stream_check(__func__, unit->model->ctx, other));
-    if (unit->n_open[0] + unit->n_open[1] == 0) return fsdp__fail(FSDP_ERR_STATE, "fsdp_unit_use: unit %s is not open", unit->name);
+    if (unit->n_open[0] + unit->n_open[1] == 0)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_unit_use: unit %s is not open", unit->name);
     if (other == unit->stream) return FSDP_OK;
     for (uint32_t i = 0; i < unit->n_users; i++)
         if (unit->user[i] == other) return FSDP_OK;
     if (unit->n_users == FSDP__MAX_USERS)
-        return fsdp__fail(FSDP_ERR_STATE, "fsdp_unit_use: unit %s is used by %d further streams already", unit->name, FSDP__MAX_USERS);
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_unit_use: unit %s is used by %d further streams already", unit->name,
+                          FSDP__MAX_USERS);
     fsdp__lock(unit->model->ctx);
     fsdp__need need = {0};
-    fsdp__need_read(&need, &unit->full_edges, other);
-    if (unit->aliased) fsdp__need_read(&need, &unit->master_edges, other);
-    if (unit->grad != NULL) fsdp__need_write(&need, &unit->grad_edges, other);
+    fsdp__need_read(&need, &unit->full_edges);
+    if (unit->aliased) fsdp__need_read(&need, &unit->master_edges);
+    if (unit->grad != NULL) fsdp__need_write(&need, &unit->grad_edges);
     fsdp_status status = fsdp__wait_need(other, &need);
     if (status == FSDP_OK) {
         unit->user[unit->n_users++] = other;
@@ -386,9 +422,11 @@ static void drop_unit(fsdp_unit *unit)
 static fsdp_status clear_sums(fsdp_model *model, fsdp_stream *s)
 {
     fsdp__need need = {0};
-    fsdp__need_write(&need, &model->part_edges, s);
+    fsdp__need_write(&need, &model->part_edges);
     FSDP_TRY(fsdp__wait_need(s, &need));
-    fsdp_device_op op = {.kind = FSDP_OPERATION_FILL, .u.fill = {(char *)model->scratch + model->plan.part_offset, FSDP__PART_FLOATS * sizeof(float), 0}};
+    fsdp_device_op op = {
+        .kind = FSDP_OPERATION_FILL,
+        .u.fill = {(char *)model->scratch + model->plan.part_offset, FSDP__PART_FLOATS * sizeof(float), 0}};
     FSDP_TRY(fsdp__launch(s, &op, "sums"));
     fsdp__note_write(&model->part_edges, s);
     return FSDP_OK;
@@ -406,7 +444,8 @@ void fsdp__drop_step(fsdp_model *model)
 fsdp_status fsdp_pass_abort(fsdp_model *model, fsdp_stream *stream)
 {
     FSDP_NEED(model);
-    if (model->phase == FSDP__OPEN) return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_abort: model %s is not sealed", model->name);
+    if (model->phase == FSDP__OPEN)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_abort: model %s is not sealed", model->name);
     FSDP_TRY(fsdp__stream_check(__func__, model->ctx, stream));
     fsdp__lock(model->ctx);
     fsdp__drop_step(model);

@@ -11,6 +11,14 @@
 #include "lib/device.h"
 #include "lib/mutate.h"
 
+/* Ask for the lines of the unit that the hooks after the next will touch: with thousands of units they come from memory. */
+static void fetch_lines(const fsdp_unit *unit)
+{
+    const char *line = (const char *)unit;
+    for (size_t at = 0; at < offsetof(fsdp_unit, groups) + sizeof(fsdp__group); at += 64)
+        __builtin_prefetch(line + at, 1);
+}
+
 bool fsdp__is_gathered(const fsdp_unit *unit)
 {
     return unit->full_bytes == 0 || (unit->full != NULL && unit->full_version == unit->version);
@@ -18,17 +26,21 @@ bool fsdp__is_gathered(const fsdp_unit *unit)
 
 uint64_t fsdp__full_begin(const fsdp_unit *unit)
 {
-    if (FSDP__MUTATED(FSDP__MUTANT_WRONG_PLACE)) return (uint64_t)(uintptr_t)fsdp__allocator_base(unit->model->gather_pool);
+    if (FSDP__MUTATED(FSDP__MUTANT_WRONG_PLACE))
+        return (uint64_t)(uintptr_t)fsdp__allocator_base(unit->model->gather_pool);
     return unit->full->begin;
 }
 
 void fsdp__set_param_ptrs(fsdp_unit *unit)
 {
+    uint64_t base = unit->full != NULL ? fsdp__full_begin(unit) : 0;
+    if (base == unit->param_base) return; /* addresses repeat from step to step */
+    unit->param_base = base;
     for (size_t i = 0; i < unit->n_params; i++) {
         const fsdp_param *param = unit->params[i];
         const fsdp__group *group = &unit->groups[param->group];
-        char *base = group->aliased ? group->master : (char *)(uintptr_t)fsdp__full_begin(unit) + group->full_offset;
-        unit->param_ptrs[i] = base + param->offset * fsdp_dtype_bytes(group->compute_dtype);
+        char *begin = group->aliased ? group->master : (char *)(uintptr_t)base + group->full_offset;
+        unit->param_ptrs[i] = begin + param->offset * fsdp_dtype_bytes(group->compute_dtype);
     }
 }
 
@@ -68,13 +80,15 @@ static fsdp_status take_buffer(fsdp_unit *unit, uint64_t planned, bool needed_no
             char text[4096] = "";
             fsdp__allocator_describe(pool, text, sizeof text);
             return fsdp__fail(FSDP_ERR_NO_MEMORY,
-                              "unit %s: %llu bytes have no place in the gather range of %llu: this visit is not the pass's next one, and what is "
+                              "unit %s: %llu bytes have no place in the gather range of %llu: this visit is not the "
+                              "pass's next one, and what is "
                               "open or gathered ahead leaves no gap. Close units, or declare this order as a pass\n%s",
-                              unit->name, (unsigned long long)unit->full_bytes, (unsigned long long)model->plan.memory.gather, text);
+                              unit->name, (unsigned long long)unit->full_bytes,
+                              (unsigned long long)model->plan.memory.gather, text);
         }
         model->stats.off_plan_places++;
     }
-    memset(&unit->full_edges, 0, sizeof unit->full_edges);
+    fsdp__edges_clear(&unit->full_edges);
     if (!fsdp__unit_held(unit)) link_gathered(unit);
     return FSDP_OK;
 }
@@ -89,15 +103,21 @@ static fsdp_status enqueue_gather(fsdp_unit *unit)
         const fsdp__group *group = &unit->groups[g];
         if (group->aliased || group->elems == 0) continue;
         uint64_t slot_bytes = group->shard_elems * fsdp_dtype_bytes(group->compute_dtype);
-        char *full = (char *)(uintptr_t)fsdp__full_begin(unit) + group->full_offset, *slot = full + ctx->rank * slot_bytes;
+        char *full = (char *)(uintptr_t)fsdp__full_begin(unit) + group->full_offset,
+             *slot = full + ctx->rank * slot_bytes;
         bool cast = group->compute_dtype != unit->config.master_dtype;
         if (cast) {
-            fsdp_device_op op = {.kind = FSDP_OPERATION_CAST,
-                                 .u.cast = {slot, group->master, group->shard_elems, group->compute_dtype, unit->config.master_dtype}};
+            fsdp_device_op op = {
+                .kind = FSDP_OPERATION_CAST,
+                .u.cast = {slot, group->master, group->shard_elems, group->compute_dtype, unit->config.master_dtype}};
             FSDP_TRY(fsdp__launch(lane, &op, unit->name));
         }
-        list[n++] = (fsdp_collective){.kind = FSDP_OPERATION_ALL_GATHER, .dtype = group->compute_dtype, .count = group->shard_elems,
-                                      .send = cast ? slot : group->master, .recv = full, .label = unit->name};
+        list[n++] = (fsdp_collective){.kind = FSDP_OPERATION_ALL_GATHER,
+                                      .dtype = group->compute_dtype,
+                                      .count = group->shard_elems,
+                                      .send = cast ? slot : group->master,
+                                      .recv = full,
+                                      .label = unit->name};
     }
     return ctx->world > 1 && n > 0 ? fsdp__comm_enqueue(ctx->comm, lane, list, n) : FSDP_OK;
 }
@@ -113,8 +133,8 @@ static fsdp_status gather(fsdp_unit *unit, uint64_t planned, bool needed_now)
         if (!found) return FSDP_OK;
     }
     if (FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_USED)) memset(&need, 0, sizeof need);
-    if (!FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_UPDATED)) fsdp__need_read(&need, &unit->master_edges, lane);
-    fsdp__need_write(&need, &unit->full_edges, lane); /* a held buffer that is written again */
+    if (!FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_UPDATED)) fsdp__need_read(&need, &unit->master_edges);
+    fsdp__need_write(&need, &unit->full_edges); /* a held buffer that is written again */
     fsdp_status status = fsdp__wait_need(lane, &need);
     if (status == FSDP_OK) status = enqueue_gather(unit);
     fsdp__note_read(&unit->master_edges, lane);
@@ -147,14 +167,15 @@ fsdp_status fsdp__gather_ahead(fsdp_model *model)
         if (!fsdp__is_gathered(unit)) FSDP_TRY(gather(unit, planned_offset(model, visit), false));
     }
     model->stats.over_budget += ahead.over_budget;
+    const fsdp__visit *after = fsdp__schedule_visit(&model->cursor, ahead.position);
+    if (after != NULL) fetch_lines(model->units[after->unit]);
     return FSDP_OK;
 }
 
 void fsdp__reshard(fsdp_unit *unit)
 {
     assert(unit->full != NULL && !fsdp__unit_held(unit));
-    unit->full->use = unit->full_edges.written;
-    fsdp__clock_max(&unit->full->use, &unit->full_edges.read, FSDP__SLOTS);
+    fsdp__edges_clock(&unit->full_edges, &unit->full->use);
     fsdp__allocator_give(unit->model->gather_pool, unit->full, false);
     unit->full = NULL;
     unlink_gathered(unit);

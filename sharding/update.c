@@ -16,11 +16,15 @@ fsdp_status fsdp__check_update_begin(const char *call, fsdp_model *model, fsdp_s
     if (model->phase == FSDP__IN_PASS) {
         for (size_t i = 0; i < model->n_units; i++)
             if (model->units[i]->n_open[0] + model->units[i]->n_open[1] > 0)
-                return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s is open: end it, then the pass, then update", call, model->units[i]->name);
-        return fsdp__fail(FSDP_ERR_STATE, "%s: pass %s is not ended: call fsdp_pass_end first", call, model->pass->name);
+                return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s is open: end it, then the pass, then update", call,
+                                  model->units[i]->name);
+        return fsdp__fail(FSDP_ERR_STATE, "%s: pass %s is not ended: call fsdp_pass_end first", call,
+                          model->pass->name);
     }
     if (model->mid_step)
-        return fsdp__fail(FSDP_ERR_STATE, "%s: micro-step %u of %u is the last so far: run the others, or fsdp_pass_abort", call, model->args.index + 1, model->args.count);
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "%s: micro-step %u of %u is the last so far: run the others, or fsdp_pass_abort", call,
+                          model->args.index + 1, model->args.count);
     return FSDP_OK;
 }
 
@@ -30,8 +34,9 @@ static fsdp_status clear_unreduced(fsdp_unit *unit, fsdp_stream *s)
     for (uint32_t g = 0; g < unit->n_groups; g++) {
         const fsdp__group *group = &unit->groups[g];
         if (group->frozen || group->elems == 0) continue;
-        fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
-                             .u.fill = {group->gradient, group->shard_elems * fsdp_dtype_bytes(unit->config.reduce_dtype), 0}};
+        fsdp_device_op op = {
+            .kind = FSDP_OPERATION_FILL,
+            .u.fill = {group->gradient, group->shard_elems * fsdp_dtype_bytes(unit->config.reduce_dtype), 0}};
         FSDP_TRY(fsdp__launch(s, &op, unit->name));
     }
     fsdp__note_write(&unit->gradient_edges, s);
@@ -44,13 +49,14 @@ fsdp_status fsdp__update_begin(fsdp_model *model, fsdp_stream *s)
     for (size_t i = 0; i < model->n_units; i++) {
         fsdp_unit *unit = model->units[i];
         unit->updated = false;
-        fsdp__need_read(&need, &unit->gradient_edges, s);
-        fsdp__need_write(&need, &unit->master_edges, s);
-        if (model->update_due && !unit->reduced) fsdp__need_write(&need, &unit->gradient_edges, s);
+        fsdp__need_read(&need, &unit->gradient_edges);
+        fsdp__need_write(&need, &unit->master_edges);
+        if (model->update_due && !unit->reduced) fsdp__need_write(&need, &unit->gradient_edges);
     }
     FSDP_TRY(fsdp__wait_need(s, &need));
     for (size_t i = 0; model->update_due && i < model->n_units; i++)
-        if (fsdp__unit_trainable(model->units[i]) && !model->units[i]->reduced) FSDP_TRY(clear_unreduced(model->units[i], s));
+        if (fsdp__unit_trainable(model->units[i]) && !model->units[i]->reduced)
+            FSDP_TRY(clear_unreduced(model->units[i], s));
     model->phase = FSDP__IN_UPDATE;
     return FSDP_OK;
 }
@@ -109,7 +115,8 @@ static fsdp_status check_in_update(const char *call, fsdp_model *model, fsdp_str
 {
     FSDP_TRY(fsdp__model_check_sealed(call, model));
     FSDP_TRY(fsdp__stream_check(call, model->ctx, s));
-    if (model->phase != FSDP__IN_UPDATE) return fsdp__fail(FSDP_ERR_STATE, "%s: no update is begun: call fsdp_update_begin first", call);
+    if (model->phase != FSDP__IN_UPDATE)
+        return fsdp__fail(FSDP_ERR_STATE, "%s: no update is begun: call fsdp_update_begin first", call);
     return FSDP_OK;
 }
 
@@ -117,7 +124,9 @@ fsdp_status fsdp_update_unit(fsdp_unit *unit, fsdp_stream *stream)
 {
     FSDP_NEED(unit);
     FSDP_TRY(check_in_update(__func__, unit->model, stream));
-    if (unit->updated) return fsdp__fail(FSDP_ERR_STATE, "fsdp_update_unit: unit %s was called updated already in this bracket", unit->name);
+    if (unit->updated)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_update_unit: unit %s was called updated already in this bracket",
+                          unit->name);
     fsdp__lock(unit->model->ctx);
     fsdp_status status = fsdp__update_unit(unit, stream);
     fsdp__unlock(unit->model->ctx);

@@ -36,17 +36,20 @@ static fsdp_status check_idle(const char *call, fsdp_model *model)
 {
     FSDP_TRY(fsdp__model_check_sealed(call, model));
     if (model->phase != FSDP__IDLE || model->mid_step || model->update_due)
-        return fsdp__fail(FSDP_ERR_STATE, "%s: model %s is inside a step: finish pass and update first, or fsdp_pass_abort", call, model->name);
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "%s: model %s is inside a step: finish pass and update first, or fsdp_pass_abort", call,
+                          model->name);
     return FSDP_OK;
 }
 
 /* Copy on the copy lane, ordered after whoever has the bytes, and wait for it: the host buffer is the caller's again. */
-static fsdp_status copy_host(fsdp_model *model, fsdp__edges *edges, void *dst, const void *src, uint64_t bytes, bool write, const char *label)
+static fsdp_status copy_host(fsdp_model *model, fsdp__edges *edges, void *dst, const void *src, uint64_t bytes,
+                             bool write, const char *label)
 {
     fsdp_stream *lane = model->ctx->lanes[FSDP_LANE_COPY];
     fsdp__need need = {0};
     fsdp__lock(model->ctx);
-    (write ? fsdp__need_write : fsdp__need_read)(&need, edges, lane);
+    (write ? fsdp__need_write : fsdp__need_read)(&need, edges);
     fsdp_status status = fsdp__wait_need(lane, &need);
     fsdp_device_op op = {.kind = FSDP_OPERATION_COPY, .u.copy = {dst, src, bytes}};
     if (status == FSDP_OK) status = fsdp__launch(lane, &op, label);
@@ -69,7 +72,8 @@ static fsdp_status fill_param(fsdp_param *param, fsdp_fill_fn fn, void *arg, fsd
         uint64_t n = count < STAGE_ELEMS ? count : STAGE_ELEMS;
         fsdp_param_range range = {param, begin, n};
         if (fn(arg, &range, st->caller) != 0)
-            return fsdp__fail(FSDP_ERR_ARG, "fsdp_model_fill: your function gave up at element %llu of parameter %s", (unsigned long long)begin, param->name);
+            return fsdp__fail(FSDP_ERR_ARG, "fsdp_model_fill: your function gave up at element %llu of parameter %s",
+                              (unsigned long long)begin, param->name);
         fsdp__convert(st->device, master, st->caller, dtype, n);
         FSDP_TRY(copy_host(unit->model, &unit->master_edges, group->master + at * fsdp_dtype_bytes(master), st->device,
                            n * fsdp_dtype_bytes(master), true, unit->name));
@@ -96,7 +100,8 @@ fsdp_status fsdp_model_fill(fsdp_model *model, fsdp_fill_fn fn, void *arg, fsdp_
     fsdp_status status = open_stage(model, &st);
     for (size_t u = 0; status == FSDP_OK && u < model->n_units; u++) {
         fsdp_unit *unit = model->units[u];
-        for (size_t i = 0; status == FSDP_OK && i < unit->n_params; i++) status = fill_param(unit->params[i], fn, arg, dtype, &st);
+        for (size_t i = 0; status == FSDP_OK && i < unit->n_params; i++)
+            status = fill_param(unit->params[i], fn, arg, dtype, &st);
         note_new_values(unit);
     }
     close_stage(model, &st);
@@ -143,22 +148,29 @@ static fsdp_status find_column(fsdp_param *param, fsdp_value value, column *out)
 {
     fsdp_unit *unit = param->unit;
     const fsdp__group *group = &unit->groups[param->group];
-    if (value < FSDP_VALUE_MASTER || value > FSDP_VALUE_MOMENT_2) return fsdp__fail(FSDP_ERR_ARG, "fsdp_param_get: value %d does not exist", (int)value);
+    if (value < FSDP_VALUE_MASTER || value > FSDP_VALUE_MOMENT_2)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_param_get: value %d does not exist", (int)value);
     *out = (column){group->master, unit->config.master_dtype, &unit->master_edges};
     if (value == FSDP_VALUE_MASTER || value == FSDP_VALUE_COMPUTE) return FSDP_OK;
-    if (group->frozen) return fsdp__fail(FSDP_ERR_UNSUPPORTED, "fsdp_param_get: parameter %s is frozen: it has no gradient and no moments", param->name);
+    if (group->frozen)
+        return fsdp__fail(FSDP_ERR_UNSUPPORTED,
+                          "fsdp_param_get: parameter %s is frozen: it has no gradient and no moments", param->name);
     if (value == FSDP_VALUE_GRADIENT) {
         *out = (column){group->gradient, unit->config.reduce_dtype, &unit->gradient_edges};
         return FSDP_OK;
     }
-    if (unit->model->adamw == NULL) return fsdp__fail(FSDP_ERR_UNSUPPORTED, "fsdp_param_get: model %s has no optimizer, so parameter %s has no moments", unit->model->name, param->name);
+    if (unit->model->adamw == NULL)
+        return fsdp__fail(FSDP_ERR_UNSUPPORTED,
+                          "fsdp_param_get: model %s has no optimizer, so parameter %s has no moments",
+                          unit->model->name, param->name);
     /* Moments are written with the master, between the same fences. */
     *out = (column){(char *)(value == FSDP_VALUE_MOMENT_1 ? group->m : group->v), FSDP_DTYPE_FP32, &unit->master_edges};
     return FSDP_OK;
 }
 
 /* In rounds: every rank sends its next chunk over the side channel, everybody puts all of them where they belong. */
-static fsdp_status collect(fsdp_param *param, fsdp_value value, const column *col, char *dst, fsdp_dtype dtype, stage *st, char *all)
+static fsdp_status collect(fsdp_param *param, fsdp_value value, const column *col, char *dst, fsdp_dtype dtype,
+                           stage *st, char *all)
 {
     fsdp_unit *unit = param->unit;
     fsdp_context *ctx = unit->model->ctx;
@@ -170,7 +182,9 @@ static fsdp_status collect(fsdp_param *param, fsdp_value value, const column *co
         uint64_t begin, count, at;
         fsdp__layout_range(param, ctx->rank, &begin, &count, &at);
         uint64_t n = count > done ? (count - done < chunk ? count - done : chunk) : 0;
-        if (n > 0) FSDP_TRY(copy_host(unit->model, col->edges, st->device, col->base + (at + done) * each, n * each, false, unit->name));
+        if (n > 0)
+            FSDP_TRY(copy_host(unit->model, col->edges, st->device, col->base + (at + done) * each, n * each, false,
+                               unit->name));
         FSDP_TRY(fsdp__side_all_gather(ctx, st->device, all, chunk * each));
         for (uint32_t r = 0; dst != NULL && r < ctx->world; r++) {
             fsdp__layout_range(param, r, &begin, &count, &at);
@@ -199,7 +213,8 @@ fsdp_status fsdp_param_get(fsdp_param *param, fsdp_value value, void *dst, fsdp_
     stage st;
     fsdp_status status = open_stage(model, &st);
     char *all = fsdp__host_alloc(&model->ctx->host, STAGE_ELEMS, sizeof(float));
-    if (status == FSDP_OK && all == NULL) status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_param_get: no host memory for staging");
+    if (status == FSDP_OK && all == NULL)
+        status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_param_get: no host memory for staging");
     if (status == FSDP_OK) status = collect(param, value, &col, dst, dtype, &st, all);
     fsdp__host_free(&model->ctx->host, all, STAGE_ELEMS, sizeof(float));
     close_stage(model, &st);
@@ -229,13 +244,15 @@ static fsdp_status hash_param(fsdp_param *param, stage *st, uint64_t *hash)
     uint64_t seed = mix(hash_text(param->name)), begin, count, at;
     if (unit->model->ctx->rank == 0) { /* the shape, once */
         *hash += mix(seed ^ param->n_dims);
-        for (uint32_t i = 0; i < param->n_dims; i++) *hash += mix(seed + (i + 1) * 0x632be59bd9b4e019ull + param->dims[i]);
+        for (uint32_t i = 0; i < param->n_dims; i++)
+            *hash += mix(seed + (i + 1) * 0x632be59bd9b4e019ull + param->dims[i]);
     }
     fsdp__layout_range(param, unit->model->ctx->rank, &begin, &count, &at);
     const char *base = unit->groups[param->group].master;
     while (count > 0) {
         uint64_t n = count < STAGE_ELEMS ? count : STAGE_ELEMS;
-        FSDP_TRY(copy_host(unit->model, &unit->master_edges, st->device, base + at * each, n * each, false, unit->name));
+        FSDP_TRY(
+            copy_host(unit->model, &unit->master_edges, st->device, base + at * each, n * each, false, unit->name));
         for (uint64_t i = 0; i < n; i++) {
             uint32_t bits = 0;
             memcpy(&bits, (const char *)st->device + i * each, each);
@@ -254,9 +271,11 @@ fsdp_status fsdp_model_hash(fsdp_model *model, uint64_t *out_hash)
     stage st;
     uint64_t hash = 0, sum = 0, *all = fsdp__host_alloc(&ctx->host, ctx->world, sizeof *all);
     fsdp_status status = open_stage(model, &st);
-    if (status == FSDP_OK && all == NULL) status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_model_hash: no host memory");
+    if (status == FSDP_OK && all == NULL)
+        status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_model_hash: no host memory");
     for (size_t u = 0; status == FSDP_OK && u < model->n_units; u++)
-        for (size_t i = 0; status == FSDP_OK && i < model->units[u]->n_params; i++) status = hash_param(model->units[u]->params[i], &st, &hash);
+        for (size_t i = 0; status == FSDP_OK && i < model->units[u]->n_params; i++)
+            status = hash_param(model->units[u]->params[i], &st, &hash);
     if (status == FSDP_OK) status = fsdp__side_all_gather(ctx, &hash, all, sizeof hash);
     for (uint32_t r = 0; status == FSDP_OK && r < ctx->world; r++) sum += all[r];
     if (status == FSDP_OK) *out_hash = sum;

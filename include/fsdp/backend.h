@@ -87,7 +87,10 @@ typedef struct fsdp_device_op {
         } square_sum;
         /* total[0] = Σ g² over ranks, total[1 … 16] the caller's sums. Computes *step and *report from them and
          * @p input, then sets part[0 … 16] to zero for the next step. */
-        struct { float *part; const float *total; fsdp_device_step *step; fsdp_report_record *report; fsdp_step_input input; } step_result;
+        struct {
+            float *part; const float *total;
+            fsdp_device_step *step; fsdp_report_record *report; fsdp_step_input input;
+        } step_result;
         struct {
             void *master; const void *gradient; float *m, *v;
             uint64_t count;       /* elements that each of them has; segments lie inside */
@@ -123,7 +126,8 @@ typedef struct fsdp_device_ops {
     fsdp_status (*event_create)(void *dev, void **out_event);
     void (*event_destroy)(void *dev, void *event);   /* waits already enqueued stay good */
     fsdp_status (*event_record)(void *dev, void *event, void *stream, fsdp_span *span);
-    fsdp_status (*stream_wait)(void *dev, void *stream, void *event, fsdp_span *span); /* for its last record; span: how long it stood */
+    /* for the event's last record before this call; span: how long the stream stood */
+    fsdp_status (*stream_wait)(void *dev, void *stream, void *event, fsdp_span *span);
     fsdp_status (*event_query)(void *dev, void *event, bool *out_done);
     fsdp_status (*event_wait)(void *dev, void *event, uint64_t timeout_ns);           /* blocks the host */
     fsdp_status (*launch)(void *dev, void *stream, const fsdp_device_op *op, fsdp_span *span);

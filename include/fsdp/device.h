@@ -53,7 +53,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_host_call(fsdp_stream *stream, f
 /** Keep the stream busy for @p ns nanoseconds: the delay kernel of tests and benches. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_delay(fsdp_stream *stream, uint64_t ns);
 
-/** Copy or fill @p bytes. Device memory, or host memory that stays valid until the copy has run. dst and src do not overlap. */
+/** Copy or fill @p bytes: device memory, or host memory that stays valid until it has run. dst and src do not overlap. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_copy(fsdp_stream *stream, void *dst, const void *src, uint64_t bytes);
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_fill(fsdp_stream *stream, void *dst, uint8_t byte, uint64_t bytes);
 

@@ -38,7 +38,8 @@ typedef struct fsdp_model_config {
 #define FSDP_MODEL_CONFIG_INIT {sizeof(fsdp_model_config), "model", 1, 0, 2, FSDP_ACCUMULATE_NONE, false}
 
 /** Owns: *out_model is the caller's; destroy before its context. Errors: ARG, NO_HOST_MEMORY. */
-FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_create(fsdp_context *ctx, const fsdp_model_config *config, fsdp_model **out_model);
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_create(fsdp_context *ctx, const fsdp_model_config *config,
+                                                      fsdp_model **out_model);
 /** Waits until the lanes are done with it, then frees it, its units, parameters and optimizers. NULL is nothing. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_destroy(fsdp_model *model);
 
@@ -68,7 +69,8 @@ typedef struct fsdp_unit_config {
      FSDP_RESHARD_AFTER_USE, FSDP_PLACE_DEVICE, true}
 
 /** Append a unit. @p name: unique in the model, copied. config NULL: FSDP_UNIT_CONFIG_INIT.
- *  Errors: ARG (name, dtype, size); STATE (sealed); UNSUPPORTED (place; KEEP_FULL with grad_dtype != reduce_dtype or without zero_grads). */
+ *  Errors: ARG (name, dtype, size); STATE (sealed); UNSUPPORTED (place; KEEP_FULL with grad_dtype != reduce_dtype, or
+ *  without zero_grads). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_add_unit(fsdp_model *model, const char *name, const fsdp_unit_config *config,
                                                         fsdp_unit **out_unit);
 
@@ -88,8 +90,9 @@ typedef struct fsdp_param_config {
  *  @p name: unique in the MODEL, independent of the unit ("h.0.attn.w"); copied. config NULL: FSDP_PARAM_CONFIG_INIT.
  *  *out_param (may be NULL) is borrowed. The order of these calls is the order of view.params[].
  *  Errors: ARG (name taken, more than 2^48 elements, dims); STATE (sealed). */
-FSDP_API FSDP_NODISCARD fsdp_status fsdp_unit_add_param(fsdp_unit *unit, const char *name, uint32_t n_dims, const uint64_t *dims,
-                                                        const fsdp_param_config *config, fsdp_param **out_param);
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_unit_add_param(fsdp_unit *unit, const char *name, uint32_t n_dims,
+                                                        const uint64_t *dims, const fsdp_param_config *config,
+                                                        fsdp_param **out_param);
 
 FSDP_API const char *fsdp_unit_name(const fsdp_unit *unit);
 FSDP_API const char *fsdp_param_name(const fsdp_param *param);
@@ -178,7 +181,7 @@ typedef enum fsdp_value {
     FSDP_VALUE_MOMENT_2 = 4  /**< AdamW's v */
 } fsdp_value;
 
-/** Replace the whole parameter's master by @p src (elems × dtype, host memory, the same on every rank). Local, no collective. */
+/** Replace the whole parameter's master by @p src (elems × dtype, host memory, the same on every rank). Not collective. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_param_set(fsdp_param *param, const void *src, fsdp_dtype dtype);
 /** The whole parameter's @p value in @p dst (elems × dtype, host memory). Collective; @p dst may be NULL on ranks that do
  *  not want it. Errors: ARG; STATE; UNSUPPORTED (a frozen parameter's gradient, no optimizer's moment). */

@@ -21,7 +21,8 @@ typedef struct fsdp_adamw_config {
 
 /** Declare AdamW for the model's trainable parameters: two fp32 moments a shard element, zero at seal. Before seal; one
  *  optimizer a model. Owned by the model. Errors: ARG, STATE (sealed, or one exists). */
-FSDP_API FSDP_NODISCARD fsdp_status fsdp_adamw_create(fsdp_model *model, const fsdp_adamw_config *config, fsdp_adamw **out_opt);
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_adamw_create(fsdp_model *model, const fsdp_adamw_config *config,
+                                                      fsdp_adamw **out_opt);
 
 typedef struct fsdp_adamw_args {
     size_t size;

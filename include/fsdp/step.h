@@ -94,7 +94,8 @@ FSDP_API float fsdp_model_grad_factor(const fsdp_model *model);
 
 /** Add the fp32 number at @p device_value to sum @p index (0 … 15) of the current step; the sums of all ranks and calls
  *  ride on the norm's all-reduce and come out of the step report. */
-FSDP_API FSDP_NODISCARD fsdp_status fsdp_step_sum(fsdp_model *model, uint32_t index, const float *device_value, fsdp_stream *stream);
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_step_sum(fsdp_model *model, uint32_t index, const float *device_value,
+                                                  fsdp_stream *stream);
 
 typedef struct fsdp_step_report {
     size_t size;

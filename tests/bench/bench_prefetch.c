@@ -14,13 +14,13 @@
 
 #include "null_backend.h"
 
-#define TRY(call)                                                                                        \
-    do {                                                                                                 \
-        fsdp_status status_ = (call);                                                                    \
-        if (status_ != FSDP_OK) {                                                                        \
-            fprintf(stderr, "bench_prefetch: %s: %s\n", fsdp_status_name(status_), fsdp_last_error());   \
-            exit(1);                                                                                     \
-        }                                                                                                \
+#define TRY(call)                                                                                      \
+    do {                                                                                               \
+        fsdp_status status_ = (call);                                                                  \
+        if (status_ != FSDP_OK) {                                                                      \
+            fprintf(stderr, "bench_prefetch: %s: %s\n", fsdp_status_name(status_), fsdp_last_error()); \
+            exit(1);                                                                                   \
+        }                                                                                              \
     } while (0)
 
 enum { MAX_RANKS = 64, WAIT_S = 60 };
@@ -74,7 +74,9 @@ static void open_context(run *r, rig *g)
     sim.world = o->ranks;
     sim.link = o->link;
     fsdp_config config = FSDP_CONFIG_INIT;
-    config.backend = o->device == SIM ? fsdp_sim_backend() : o->device == NULL_DEVICE ? null_backend() : fsdp_host_backend();
+    config.backend = o->device == SIM           ? fsdp_sim_backend()
+                     : o->device == NULL_DEVICE ? null_backend()
+                                                : fsdp_host_backend();
     config.backend_config = o->device == SIM ? (void *)&sim : o->device == NULL_DEVICE ? (void *)&null : (void *)&host;
     TRY(fsdp_context_create(&config, &g->ctx));
     TRY(fsdp_stream_create(g->ctx, "compute", &g->s));
@@ -214,7 +216,8 @@ static double measure_compute_ns(const options *o)
 static double wire_ns(const options *o, double bytes)
 {
     if (o->ranks == 1) return 0.0;
-    return (double)o->link.latency_ns + (o->link.bytes_per_second ? bytes * 1e9 / (double)o->link.bytes_per_second : 0.0);
+    return (double)o->link.latency_ns +
+           (o->link.bytes_per_second ? bytes * 1e9 / (double)o->link.bytes_per_second : 0.0);
 }
 
 static double larger(double a, double b) { return a > b ? a : b; }
@@ -226,12 +229,15 @@ static double formula_ns(const options *o, uint32_t depth)
 {
     double world = o->ranks, quantum = 128.0 * world;
     double shard = (double)((uint64_t)(((double)o->elems + quantum - 1) / quantum)) * 128.0 * 4.0;
-    double ag = wire_ns(o, shard * (world - 1)), rs = ag, norm = wire_ns(o, (double)(uint64_t)(2.0 * 17.0 * 4.0 * (world - 1) / world));
+    double ag = wire_ns(o, shard * (world - 1)), rs = ag,
+           norm = wire_ns(o, (double)(uint64_t)(2.0 * 17.0 * 4.0 * (world - 1) / world));
     double f = (double)o->compute_ns, b = 2.0 * f, n = (double)o->layers;
     if (o->layers == 1) return ag + f + b + rs + norm;
     if (depth == 0) return n * (ag + f) + b + (n - 1) * (rs + ag + b) + rs + norm;
-    if (depth == 1) return ag + (n - 1) * larger(f, ag) + (f + b) + (n - 2) * larger(b, rs + ag) + larger(b, rs) + rs + norm;
-    double forward = ag + larger((n - 1) * f, (n - 1) * ag) + f, backward = b + larger((n - 1) * b, (n - 1) * rs + (n - 1 - depth) * ag) + rs;
+    if (depth == 1)
+        return ag + (n - 1) * larger(f, ag) + (f + b) + (n - 2) * larger(b, rs + ag) + larger(b, rs) + rs + norm;
+    double forward = ag + larger((n - 1) * f, (n - 1) * ag) + f,
+           backward = b + larger((n - 1) * b, (n - 1) * rs + (n - 1 - depth) * ag) + rs;
     return forward + backward + norm;
 }
 
@@ -274,8 +280,15 @@ static void set_link(options *o, const char *text)
 
 static options parse(int argc, char **argv)
 {
-    options o = {.device = SIM, .device_name = "sim", .ranks = 4, .layers = 8, .depth = -1, .elems = 1 << 18, .compute_ns = 3000000,
-                 .steps = 10, .link = {50000, 500000000}};
+    options o = {.device = SIM,
+                 .device_name = "sim",
+                 .ranks = 4,
+                 .layers = 8,
+                 .depth = -1,
+                 .elems = 1 << 18,
+                 .compute_ns = 3000000,
+                 .steps = 10,
+                 .link = {50000, 500000000}};
     for (int i = 1; i < argc; i++) {
         const char *flag = argv[i];
         if (strcmp(flag, "--json") == 0) o.json = true;
@@ -295,23 +308,29 @@ static options parse(int argc, char **argv)
     return o;
 }
 
-static void print_line(const options *o, uint32_t depth, const run *full, double compute_ns, const run *collectives_only)
+static void print_line(const options *o, uint32_t depth, const run *full, double compute_ns,
+                       const run *collectives_only)
 {
-    double compute_ms = compute_ns / 1e6, collectives_ms = collectives_only->step_ns / 1e6, step_ms = full->step_ns / 1e6;
+    double compute_ms = compute_ns / 1e6, collectives_ms = collectives_only->step_ns / 1e6,
+           step_ms = full->step_ns / 1e6;
     double efficiency = step_ms > 0 ? larger(compute_ms, collectives_ms) / step_ms : 0.0;
-    const char *format = o->json ? "{\"device\":\"%s\",\"ranks\":%u,\"layers\":%u,\"depth\":%u,\"step_ms\":%.6f,\"compute_ms\":%.6f,"
-                                   "\"collectives_ms\":%.6f,\"formula_ms\":%.6f,\"overlap_efficiency\":%.4f,\"hook_ns\":%.0f,"
-                                   "\"peak_bytes\":%llu,\"predicted_peak_bytes\":%llu}\n"
-                                 : "%s  ranks %u  layers %u  depth %u  step %.3f ms  compute %.3f ms  collectives %.3f ms  formula %.3f ms  "
-                                   "efficiency %.3f  hooks %.0f ns  peak %llu bytes  predicted %llu bytes\n";
-    printf(format, o->device_name, o->ranks, o->layers, depth, step_ms, compute_ms, collectives_ms, formula_ns(o, depth) / 1e6, efficiency,
-           full->hook_ns, (unsigned long long)full->peak_bytes, (unsigned long long)full->predicted_bytes);
+    const char *format =
+        o->json
+            ? "{\"device\":\"%s\",\"ranks\":%u,\"layers\":%u,\"depth\":%u,\"step_ms\":%.6f,\"compute_ms\":%.6f,"
+              "\"collectives_ms\":%.6f,\"formula_ms\":%.6f,\"overlap_efficiency\":%.4f,\"hook_ns\":%.0f,"
+              "\"peak_bytes\":%llu,\"predicted_peak_bytes\":%llu}\n"
+            : "%s  ranks %u  layers %u  depth %u  step %.3f ms  compute %.3f ms  collectives %.3f ms  formula %.3f ms  "
+              "efficiency %.3f  hooks %.0f ns  peak %llu bytes  predicted %llu bytes\n";
+    printf(format, o->device_name, o->ranks, o->layers, depth, step_ms, compute_ms, collectives_ms,
+           formula_ns(o, depth) / 1e6, efficiency, full->hook_ns, (unsigned long long)full->peak_bytes,
+           (unsigned long long)full->predicted_bytes);
 }
 
 int main(int argc, char **argv)
 {
     options o = parse(argc, argv);
-    for (uint32_t depth = o.depth < 0 ? 0 : (uint32_t)o.depth; depth <= (o.depth < 0 ? 2 : (uint32_t)o.depth); depth++) {
+    for (uint32_t depth = o.depth < 0 ? 0 : (uint32_t)o.depth; depth <= (o.depth < 0 ? 2 : (uint32_t)o.depth);
+         depth++) {
         run collectives_only = measure(&o, depth, false), full = measure(&o, depth, true);
         print_line(&o, depth, &full, measure_compute_ns(&o), &collectives_only);
     }

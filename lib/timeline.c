@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: MIT */
+/* What a stopped tape says about time: the sums of one stream, and what a picture of it shows, as bars and arrows. */
+#include "timeline.h"
+
+#include <string.h>
+
+#include "check.h"
+#include "fsdp/device.h"
+#include "hostmem.h"
+
+enum { SLOTS = FSDP__TIMELINE_SLOTS };
+
+/* ---- Sums ---- */
+
+/* Time that is not counted yet, of operations that begin in order: members of one group have one span between them. */
+static uint64_t add_busy(uint64_t *busy_until_ns, const fsdp_trace_record *record)
+{
+    uint64_t begin = record->start_ns > *busy_until_ns ? record->start_ns : *busy_until_ns;
+    if (record->end_ns <= begin) return 0;
+    *busy_until_ns = record->end_ns;
+    return record->end_ns - begin;
+}
+
+static bool is_gather(const fsdp_trace_record *record)
+{
+    return record->kind == FSDP_RECORD_OPERATION && record->operation == FSDP_OPERATION_ALL_GATHER;
+}
+
+static bool is_reduction(const fsdp_trace_record *record)
+{
+    return record->kind == FSDP_RECORD_OPERATION &&
+           (record->operation == FSDP_OPERATION_REDUCE_SCATTER || record->operation == FSDP_OPERATION_ALL_REDUCE);
+}
+
+static void sum_wait(const fsdp_trace_record *record, fsdp_trace_summary *out)
+{
+    uint64_t stood_ns = record->end_ns - record->start_ns;
+    out->exposed_ns += stood_ns;
+    if (record->other == FSDP_LANE_GATHER) out->exposed_gather_ns += stood_ns;
+    if (record->other == FSDP_LANE_REDUCE) out->exposed_reduce_ns += stood_ns;
+}
+
+void fsdp__timeline_sum(const fsdp_trace *trace, int32_t slot, fsdp_trace_summary *out)
+{
+    uint64_t first_ns = UINT64_MAX, last_ns = 0, compute_until_ns = 0;
+    uint64_t gather_until_ns[SLOTS] = {0}, reduce_until_ns[SLOTS] = {0};
+    uint64_t n = fsdp_trace_count(trace);
+    for (uint64_t i = 0; i < n; i++) {
+        const fsdp_trace_record *record = fsdp_trace_at(trace, i);
+        if (record->end_ns == 0) continue; /* has not run */
+        if (record->start_ns < first_ns) first_ns = record->start_ns;
+        if (record->end_ns > last_ns) last_ns = record->end_ns;
+        if (record->kind == FSDP_RECORD_WAIT && record->stream == slot) sum_wait(record, out);
+        if (record->kind == FSDP_RECORD_OPERATION && record->stream == slot)
+            out->compute_ns += add_busy(&compute_until_ns, record);
+        if (is_gather(record)) {
+            out->gather_ns += add_busy(&gather_until_ns[record->stream], record);
+            out->gather_bytes += record->bytes;
+        }
+        if (is_reduction(record)) {
+            out->reduce_ns += add_busy(&reduce_until_ns[record->stream], record);
+            out->reduce_bytes += record->bytes;
+        }
+    }
+    out->span_ns = last_ns > first_ns ? last_ns - first_ns : 0;
+}
+
+/* ---- What a picture shows ---- */
+
+enum {
+    MAX_OPEN = 32,   /* windows of one stream at a time; deeper ones are not followed */
+    LOOK_BACK = 4096 /* records in which an awaited event is looked for: one before them is long past */
+};
+
+typedef struct window {
+    const char *label;
+    size_t unit;
+    bool writes;
+} window;
+
+/* What was open and pending on each stream while the tape is read. */
+typedef struct reader {
+    fsdp__timeline *out;
+    window open[SLOTS][MAX_OPEN];
+    int n_open[SLOTS];
+    fsdp__bar pending[SLOTS]; /* count 0: none */
+    uint64_t last_arrow_ns[SLOTS + 1][SLOTS][FSDP__WEIGHTS];
+} reader;
+
+static bool is_lane(int slot) { return slot <= FSDP_LANE_COPY; }
+static bool has_run(const fsdp_trace_record *record) { return record->end_ns != 0; }
+
+/* Rows: compute streams by slot, then the lanes. A stream that only records events has none. */
+static void make_rows(fsdp__timeline *t, const bool *used, const uint64_t *busy_ns)
+{
+    t->compute_slot = -1;
+    for (int i = 0; i < SLOTS; i++) {
+        int slot = (i + FSDP_LANE_COPY + 1) % SLOTS;
+        t->row_of[slot] = -1;
+        if (!used[slot]) continue;
+        t->slot_of[t->n_rows] = slot;
+        t->row_of[slot] = t->n_rows++;
+        if (!is_lane(slot) && (t->compute_slot < 0 || busy_ns[slot] > busy_ns[t->compute_slot])) t->compute_slot = slot;
+    }
+}
+
+static void survey(fsdp__timeline *t, int pixels)
+{
+    bool used[SLOTS] = {false};
+    uint64_t busy_ns[SLOTS] = {0}, first_ns = UINT64_MAX, last_ns = 0, n = fsdp_trace_count(t->trace);
+    for (uint64_t i = 0; i < n; i++) {
+        const fsdp_trace_record *record = fsdp_trace_at(t->trace, i);
+        if (!has_run(record)) continue;
+        if (record->start_ns < first_ns) first_ns = record->start_ns;
+        if (record->end_ns > last_ns) last_ns = record->end_ns;
+        if (record->kind == FSDP_RECORD_EVENT) continue;
+        used[record->stream] = true;
+        busy_ns[record->stream] += record->end_ns - record->start_ns;
+    }
+    t->first_ns = first_ns < last_ns ? first_ns : last_ns;
+    t->span_ns = last_ns > first_ns ? last_ns - first_ns : 1;
+    t->pixel_ns = t->span_ns / (uint64_t)pixels + 1;
+    make_rows(t, used, busy_ns);
+}
+
+/* ---- Arrows ---- */
+
+static const fsdp_trace_record *find_event(const fsdp_trace *trace, uint64_t wait_index, uint64_t event)
+{
+    for (uint64_t back = 1; back <= wait_index && back <= LOOK_BACK; back++) {
+        const fsdp_trace_record *record = fsdp_trace_at(trace, wait_index - back);
+        if (record->kind == FSDP_RECORD_EVENT && record->event == event) return has_run(record) ? record : NULL;
+    }
+    return NULL;
+}
+
+/* Of arrows that would lie on one another the first stands for all: of the same rows and weight, one in two pixels. */
+static bool hides(reader *r, const fsdp__arrow *a)
+{
+    uint64_t *last_ns = &r->last_arrow_ns[a->from_row + 1][a->to_row][a->weight];
+    if (*last_ns != 0 && a->wait->end_ns < *last_ns + 2 * r->out->pixel_ns) return true;
+    *last_ns = a->wait->end_ns;
+    return false;
+}
+
+static bool read_wait(reader *r, uint64_t index, const fsdp_trace_record *wait)
+{
+    fsdp__timeline *t = r->out;
+    const fsdp_trace_record *event = find_event(t->trace, index, wait->event);
+    fsdp__arrow a = {.wait = wait, .from_row = -1, .to_row = t->row_of[wait->stream], .weight = FSDP__WEIGHT_PASSED};
+    if (wait->end_ns - wait->start_ns >= t->pixel_ns)
+        a.weight = is_lane(wait->stream) ? FSDP__WEIGHT_STOOD : FSDP__WEIGHT_EXPOSED;
+    if (event != NULL && event->stream != wait->stream) {
+        a.from_ns = event->end_ns;
+        a.from_row = t->row_of[event->stream];
+    }
+    if (a.from_row < 0 && a.weight != FSDP__WEIGHT_EXPOSED) return true;
+    if (hides(r, &a)) return true;
+    if (!fsdp__host_grow(t->host, &t->arrow, &t->arrow_capacity, t->n_arrows + 1, sizeof *t->arrow)) return false;
+    t->arrow[t->n_arrows++] = a;
+    return true;
+}
+
+/* ---- Bars ---- */
+
+static fsdp__shade shade_of(fsdp_operation operation, const window *inside)
+{
+    switch (operation) {
+    case FSDP_OPERATION_ALL_GATHER: return FSDP__SHADE_GATHER;
+    case FSDP_OPERATION_REDUCE_SCATTER: return FSDP__SHADE_SCATTER;
+    case FSDP_OPERATION_ALL_REDUCE: return FSDP__SHADE_ALL_REDUCE;
+    case FSDP_OPERATION_BROADCAST:
+    case FSDP_OPERATION_BARRIER: return FSDP__SHADE_OTHER;
+    case FSDP_OPERATION_COPY:
+    case FSDP_OPERATION_FILL:
+    case FSDP_OPERATION_CAST:
+    case FSDP_OPERATION_ADD: return FSDP__SHADE_SMALL;
+    case FSDP_OPERATION_SQUARE_SUM:
+    case FSDP_OPERATION_STEP_RESULT:
+    case FSDP_OPERATION_ADAMW: return FSDP__SHADE_OPTIMIZER;
+    case FSDP_OPERATION_HOST_CALL:
+    case FSDP_OPERATION_DELAY: break;
+    }
+    if (inside == NULL) return FSDP__SHADE_COMPUTE;
+    return inside->writes ? FSDP__SHADE_BACKWARD : FSDP__SHADE_FORWARD;
+}
+
+static bool note_unit(fsdp__timeline *t, const char *label, size_t *out_unit)
+{
+    for (*out_unit = 0; *out_unit < t->n_units; ++*out_unit)
+        if (strcmp(t->unit[*out_unit], label) == 0) return true;
+    if (!fsdp__host_grow(t->host, &t->unit, &t->unit_capacity, t->n_units + 1, sizeof *t->unit)) return false;
+    t->unit[t->n_units++] = label;
+    return true;
+}
+
+/* A use record opens the window of its unit or, if that is open, closes it. The caller's kernels belong to the window
+ * that was opened last. */
+static bool read_use(reader *r, const fsdp_trace_record *use)
+{
+    window *open = r->open[use->stream];
+    int *n_open = &r->n_open[use->stream], at = *n_open - 1;
+    while (at >= 0 && strcmp(open[at].label, use->label) != 0) at--;
+    if (at >= 0) {
+        memmove(&open[at], &open[at + 1], (size_t)(*n_open - at - 1) * sizeof *open);
+        (*n_open)--;
+        return true;
+    }
+    if (*n_open == MAX_OPEN) return true;
+    window opened = {.label = use->label};
+    for (uint32_t a = 0; a < use->n_accesses; a++) opened.writes = opened.writes || use->access[a].write;
+    if (!note_unit(r->out, use->label, &opened.unit)) return false;
+    open[(*n_open)++] = opened;
+    return true;
+}
+
+static bool keep_bar(reader *r, fsdp__bar *pending)
+{
+    fsdp__timeline *t = r->out;
+    if (pending->count == 0) return true;
+    if (!fsdp__host_grow(t->host, &t->bar, &t->bar_capacity, t->n_bars + 1, sizeof *t->bar)) return false;
+    t->bar[t->n_bars++] = *pending;
+    pending->count = 0;
+    return true;
+}
+
+/* Operations that together are narrower than half a pixel are one bar, in the colour of the longest; so are the members
+ * of a group, which have one span. */
+static bool read_operation(reader *r, const fsdp_trace_record *record)
+{
+    fsdp__bar *pending = &r->pending[record->stream];
+    int n_open = r->n_open[record->stream];
+    const window *inside = n_open > 0 ? &r->open[record->stream][n_open - 1] : NULL;
+    fsdp__bar b = {record->start_ns,
+                   record->end_ns,
+                   record->bytes,
+                   1,
+                   r->out->row_of[record->stream],
+                   shade_of(record->operation, inside),
+                   0,
+                   record,
+                   record->label};
+    if (b.shade == FSDP__SHADE_FORWARD || b.shade == FSDP__SHADE_BACKWARD) {
+        b.name = inside->label;
+        b.unit = inside->unit;
+    }
+    bool one_span = b.start_ns == pending->start_ns && b.end_ns == pending->end_ns;
+    bool narrow = 2 * (b.end_ns - pending->start_ns) < r->out->pixel_ns;
+    if (pending->count == 0 || (!one_span && !narrow)) {
+        if (!keep_bar(r, pending)) return false;
+        *pending = b;
+        return true;
+    }
+    if (b.end_ns - b.start_ns > pending->longest->end_ns - pending->longest->start_ns) {
+        pending->shade = b.shade;
+        pending->unit = b.unit;
+        pending->longest = record;
+        pending->name = b.name;
+    }
+    if (b.end_ns > pending->end_ns) pending->end_ns = b.end_ns;
+    pending->bytes += b.bytes;
+    pending->count++;
+    return true;
+}
+
+/* ---- All of it ---- */
+
+static bool read_record(reader *r, uint64_t index)
+{
+    const fsdp_trace_record *record = fsdp_trace_at(r->out->trace, index);
+    if (record->kind == FSDP_RECORD_USE) return read_use(r, record);
+    if (!has_run(record)) return true;
+    if (record->kind == FSDP_RECORD_WAIT) return read_wait(r, index, record);
+    return record->kind == FSDP_RECORD_OPERATION ? read_operation(r, record) : true;
+}
+
+fsdp_status fsdp__timeline_read(const fsdp_host_allocator *host, const fsdp_trace *trace, int pixels,
+                                fsdp__timeline *out)
+{
+    *out = (fsdp__timeline){.trace = trace, .host = host};
+    reader *r = fsdp__host_alloc(host, 1, sizeof *r);
+    if (r == NULL) goto no_memory;
+    r->out = out;
+    survey(out, pixels);
+    uint64_t n = fsdp_trace_count(trace);
+    bool read = true;
+    for (uint64_t i = 0; read && i < n; i++) read = read_record(r, i);
+    for (int slot = 0; read && slot < SLOTS; slot++) read = keep_bar(r, &r->pending[slot]);
+    fsdp__host_free(host, r, 1, sizeof *r);
+    if (read) return FSDP_OK;
+no_memory:
+    fsdp__timeline_free(out);
+    return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "no host memory to draw a trace");
+}
+
+void fsdp__timeline_free(fsdp__timeline *timeline)
+{
+    const fsdp_host_allocator *host = timeline->host;
+    fsdp__host_free(host, timeline->arrow, timeline->arrow_capacity, sizeof *timeline->arrow);
+    fsdp__host_free(host, timeline->bar, timeline->bar_capacity, sizeof *timeline->bar);
+    fsdp__host_free(host, timeline->unit, timeline->unit_capacity, sizeof *timeline->unit);
+    timeline->arrow = NULL;
+    timeline->bar = NULL;
+    timeline->unit = NULL;
+}
