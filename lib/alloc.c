@@ -11,9 +11,8 @@
 #include "hostmem.h"
 #include "stream.h"
 
-enum {
-    CANDIDATES = 32 /* fits looked at, smallest first, before one that needs a wait is taken */
-};
+/* Fits looked at, smallest first, for each doubling of the size, before one that needs a wait is taken. */
+enum { CANDIDATES = 32 };
 
 typedef struct segment {
     struct segment *next;
@@ -86,18 +85,23 @@ static bool table_reserve(const fsdp_host_allocator *host, table *t)
     return true;
 }
 
-/* Pending fragments leave from the oldest end as their stream's clock comes to cover them: amortised, each is looked at a
- * bounded number of times. */
-static void settle_pending(fsdp_allocator *a, int slot)
+/* Pending fragments leave as their stream's clock comes to cover them, in any order. */
+static void settle_pending(fsdp_allocator *a)
 {
-    fsdp_stream *s = a->ctx->clocks.stream[slot];
-    for (fsdp__fragment *f; (f = a->ranges.oldest_pending[slot]) != NULL && (s == NULL || fsdp__covered(s, &f->clock));)
-        fsdp__ranges_settle(&a->ranges, f);
+    for (int slot = 0; slot < a->ctx->clocks.n_slots; slot++) {
+        fsdp_stream *s = a->ctx->clocks.stream[slot];
+        for (fsdp__fragment *f = a->ranges.oldest_pending[slot], *newer; f != NULL; f = newer) {
+            newer = f->newer;
+            if (s == NULL || fsdp__covered(s, &f->clock)) fsdp__ranges_settle(&a->ranges, f);
+        }
+    }
 }
 
+/* What is pending may be covered by now: it is looked through only where it would make a peak. */
 static void note_bytes(fsdp_allocator *a)
 {
     fsdp_alloc_stats *st = &a->stats;
+    if (st->allocated + a->ranges.pending_bytes > st->active_peak) settle_pending(a);
     st->active = st->allocated + a->ranges.pending_bytes;
     if (st->allocated > st->allocated_peak) st->allocated_peak = st->allocated;
     if (st->active > st->active_peak) st->active_peak = st->active;
@@ -208,11 +212,11 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
         char text[2048] = "";
         fsdp__allocator_describe(allocator, text, sizeof text);
         fsdp__unlock(ctx);
-        return fsdp__fail(FSDP_ERR_STATE, "allocator %s has %u live blocks: free them first\n%s", allocator->name,
-                          allocator->ranges.n_live, text);
+        return fsdp__fail(FSDP_ERR_STATE, "allocator %s has %u live block%s: free first\n%s", allocator->name,
+                          allocator->ranges.n_live, allocator->ranges.n_live == 1 ? "" : "s", text);
     }
-    FSDP_IGNORE(
-        fsdp__context_drain(ctx, ctx->timeout_ns)); /* its error is the context's; the memory goes back either way */
+    /* Its error is the context's. The memory goes back either way, so nothing may be running: there is no deadline. */
+    FSDP_IGNORE(fsdp__context_drain(ctx, UINT64_MAX));
     destroy(allocator);
     fsdp__unlock(ctx);
     return FSDP_OK;
@@ -244,11 +248,12 @@ static place find_place(const fsdp_allocator *a, uint64_t bytes, const fsdp_stre
 {
     place oldest = {NULL, 0, 0, false};
     int looked_at = 0;
-    for (fsdp__block *r = fsdp__ranges_best(&a->ranges, bytes); r != NULL && looked_at < CANDIDATES;
-         r = fsdp__ranges_next(r), looked_at++) {
+    fsdp__block *r = fsdp__ranges_best(&a->ranges, bytes);
+    while (r != NULL) {
         place p = best_end(r, bytes, s);
         if (p.covered) return p;
         if (oldest.range == NULL || p.freed < oldest.freed) oldest = p;
+        r = ++looked_at % CANDIDATES != 0 ? fsdp__ranges_next(r) : fsdp__ranges_best(&a->ranges, 2 * r->bytes);
     }
     return oldest;
 }
@@ -259,10 +264,11 @@ static fsdp__block *take(fsdp_allocator *a, fsdp__block *range, uint64_t begin, 
     fsdp__block *block = fsdp__ranges_take(&a->ranges, range, begin, bytes);
     fsdp__need_clock(need, &block->guard, s, FSDP_REASON_REUSE);
     block->slot = s->slot;
+    block->taken = fsdp__epoch(s);
     block->tag = tag;
+
     a->stats.allocated += bytes;
     a->stats.allocs++;
-    settle_pending(a, s->slot);
     note_bytes(a);
     return block;
 }
@@ -312,35 +318,42 @@ void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block, bool until_free
 static fsdp_status fail_no_memory(fsdp_allocator *a, uint64_t bytes, const char *why)
 {
     const fsdp_alloc_stats *st = &a->stats;
-    uint64_t largest = 0;
-    for (fsdp__block *r = fsdp__ranges_best(&a->ranges, 1); r != NULL; r = fsdp__ranges_next(r)) largest = r->bytes;
+    uint64_t largest = 0, idle = 0;
+    for (fsdp__block *r = fsdp__ranges_best(&a->ranges, 1); r != NULL; r = fsdp__ranges_next(r)) {
+        largest = r->bytes;
+        if (r->before == NULL && r->after == NULL) idle += r->bytes;
+    }
     char text[6144] = "";
     fsdp__allocator_describe(a, text, sizeof text);
     return fsdp__fail(FSDP_ERR_NO_MEMORY,
                       "allocator %s: no room for %llu bytes: %llu of %llu reserved bytes are live, the largest free "
-                      "range has %llu, %s. "
-                      "Free something, or ask for at most the largest range\n%s",
+                      "range has %llu, %s. Free something, ask for at most the largest range, or call "
+                      "fsdp_allocator_trim_host: %llu bytes are in wholly free segments\n%s",
                       a->name, (unsigned long long)bytes, (unsigned long long)st->allocated,
-                      (unsigned long long)st->reserved, (unsigned long long)largest, why, text);
+                      (unsigned long long)st->reserved, (unsigned long long)largest, why, (unsigned long long)idle,
+                      text);
 }
 
-/* (c) Grow: at least a segment, within the budget. */
+/* How much to take from the device: a segment, or less where the budget has no room for one. 0: not even the bytes. */
+static uint64_t growth(const fsdp_allocator *a, uint64_t bytes)
+{
+    const fsdp_device_caps *caps = &a->ctx->caps;
+    uint64_t budget = a->config.budget_bytes, room = budget == 0 ? UINT64_MAX : budget - a->stats.reserved;
+    uint64_t segment_bytes = fsdp__device_round(caps, a->config.segment_bytes), least = fsdp__device_round(caps, bytes);
+    if (segment_bytes > least && segment_bytes <= room) return segment_bytes;
+    return least <= room ? least : 0;
+}
+
+/* (c) Grow, within the budget. */
 static fsdp_status grow_for(fsdp_allocator *a, uint64_t bytes)
 {
-    uint64_t wanted = bytes > a->config.segment_bytes ? bytes : a->config.segment_bytes;
-    uint64_t rounded = fsdp__device_round(&a->ctx->caps, wanted), budget = a->config.budget_bytes,
-             reserved = a->stats.reserved;
+    uint64_t more = growth(a, bytes);
     char why[256];
-    if (rounded == 0)
-        return fsdp__fail(FSDP_ERR_ARG, "allocator %s: %llu bytes are more than any device has", a->name,
-                          (unsigned long long)bytes);
-    if (budget > 0 && (reserved > budget || rounded > budget - reserved))
-        rounded = fsdp__device_round(&a->ctx->caps, bytes);
-    if (budget > 0 && (reserved > budget || rounded > budget - reserved)) {
-        snprintf(why, sizeof why, "and the budget of %llu allows no more", (unsigned long long)budget);
+    if (more == 0) {
+        snprintf(why, sizeof why, "and the budget of %llu allows no more", (unsigned long long)a->config.budget_bytes);
         return fail_no_memory(a, bytes, why);
     }
-    fsdp_status status = grow(a, rounded);
+    fsdp_status status = grow(a, more);
     if (status != FSDP_ERR_NO_MEMORY) return status;
     snprintf(why, sizeof why, "and the device says: %.200s", fsdp_last_error());
     return fail_no_memory(a, bytes, why);
@@ -352,14 +365,13 @@ static fsdp_status alloc_block(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s
     if (!table_reserve(&a->ctx->host, &a->live))
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "allocator %s: no host memory for the table of blocks", a->name);
     place p = find_place(a, bytes, s);
-    if (p.range == NULL) {
-        FSDP_TRY(grow_for(a, bytes));
-        p = find_place(a, bytes, s);
-    } else if (!p.covered && a->config.policy == FSDP_ALLOC_GROW_FIRST) {
+    bool would_grow = a->config.policy == FSDP_ALLOC_GROW_FIRST && !p.covered && growth(a, bytes) > 0;
+    if (p.range == NULL || would_grow) {
         fsdp_status status = grow_for(a, bytes);
-        if (status != FSDP_OK && status != FSDP_ERR_NO_MEMORY) return status;
-        if (status == FSDP_OK) p = find_place(a, bytes, s);
+        if (status == FSDP_OK) p = (place){a->segments->first, a->segments->first->begin, 0, true};
+        else if (p.range == NULL || status != FSDP_ERR_NO_MEMORY) return status;
     }
+
     fsdp__need need = {0};
     *out_block = take(a, p.range, p.begin, bytes, s, "", &need);
     table_put(&a->live, *out_block);
@@ -414,7 +426,9 @@ fsdp_status fsdp_allocator_record_stream(fsdp_allocator *allocator, void *ptr, f
         /* The last owner's work comes before this stream's, too. */
         fsdp__need need = {0};
         fsdp__need_clock(&need, &block->guard, stream, FSDP_REASON_REUSE);
+        uint64_t waits = allocator->ctx->counters.waits;
         status = fsdp__wait_need(stream, &need);
+        allocator->stats.waits += allocator->ctx->counters.waits - waits;
         block->until_free |= 1u << stream->slot;
     }
     fsdp__unlock(allocator->ctx);
@@ -477,7 +491,7 @@ fsdp_status fsdp_allocator_stats(fsdp_allocator *allocator, fsdp_alloc_stats *ou
     FSDP_NEED(allocator);
     FSDP_NEED(out_stats);
     fsdp__lock(allocator->ctx);
-    for (int t = 0; t < FSDP__SLOTS; t++) settle_pending(allocator, t);
+    settle_pending(allocator);
     note_bytes(allocator);
     fsdp_alloc_stats stats = allocator->stats;
     fsdp__unlock(allocator->ctx);
@@ -489,6 +503,7 @@ fsdp_status fsdp_allocator_reset_peaks(fsdp_allocator *allocator)
     FSDP_NEED(allocator);
     fsdp__lock(allocator->ctx);
     fsdp_alloc_stats *st = &allocator->stats;
+    settle_pending(allocator);
     note_bytes(allocator);
     st->allocated_peak = st->allocated;
     st->active_peak = st->active;
@@ -497,14 +512,23 @@ fsdp_status fsdp_allocator_reset_peaks(fsdp_allocator *allocator)
     return FSDP_OK;
 }
 
+/* The stream that a live block was taken for; its slot may have another owner by now. */
+static const char *holder(const fsdp_allocator *a, const fsdp__block *block)
+{
+    const fsdp_stream *s = a->ctx->clocks.stream[block->slot];
+    return s != NULL && block->taken > s->first_fence ? s->name : "a released stream";
+}
+
 void fsdp__allocator_describe(const fsdp_allocator *a, char *text, size_t text_bytes)
 {
     size_t used = strlen(text);
     for (const segment *seg = a->segments; seg != NULL; seg = seg->next) {
-        for (const fsdp__block *b = seg->first; b != NULL && used + 128 < text_bytes; b = b->after) {
-            int n = snprintf(text + used, text_bytes - used, "  at %12llu  %12llu bytes  %s %s\n",
+        for (const fsdp__block *b = seg->first; b != NULL && used + 192 < text_bytes; b = b->after) {
+            char what[128] = "free";
+            if (b->live) snprintf(what, sizeof what, "live %.64s%son %s", b->tag, b->tag[0] ? " " : "", holder(a, b));
+            int n = snprintf(text + used, text_bytes - used, "  at %12llu  %12llu bytes  %s\n",
                              (unsigned long long)(b->begin - (uint64_t)(uintptr_t)seg->ptr),
-                             (unsigned long long)b->bytes, b->live ? "live" : "free", b->live ? b->tag : "");
+                             (unsigned long long)b->bytes, what);
             used += n > 0 ? (size_t)n : 0;
         }
     }

@@ -36,6 +36,7 @@ typedef struct fsdp__block {
     fsdp__clock use;     /* what must be covered before the next owner's */
     uint32_t until_free; /* bit t: stream t uses it until it is freed */
     int slot;
+    uint64_t taken;                         /* the open epoch of slot's stream when it was taken */
     const char *tag;
 } fsdp__block;
 

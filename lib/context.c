@@ -121,13 +121,14 @@ fsdp_status fsdp_context_check(fsdp_context *ctx)
 
 fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns)
 {
-    fsdp_status first = FSDP_OK;
+    fsdp_status result = FSDP_OK;
     for (int t = 0; t < FSDP__SLOTS; t++) {
         if (ctx->clocks.stream[t] == NULL) continue;
         fsdp_status status = fsdp__device_drain_host(ctx->clocks.stream[t], timeout_ns);
-        if (first == FSDP_OK) first = status;
+        /* A stream that is still running matters more than one that stopped with an error. */
+        if (result == FSDP_OK || status == FSDP_ERR_TIMEOUT) result = status;
     }
-    return first;
+    return result;
 }
 
 void fsdp__log(fsdp_context *ctx, const char *format, ...)

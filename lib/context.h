@@ -38,7 +38,7 @@ struct fsdp_context {
 
 /* FSDP_OK, or the device's, communicators' or peers' first error. Cheap: every enqueue asks. */
 fsdp_status fsdp__context_check(fsdp_context *ctx);
-/* Wait until every stream is idle, at most timeout_ns each. */
+/* Wait until every stream is idle, at most timeout_ns each. TIMEOUT: one is still running; another error: all are idle. */
 fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns);
 /* Give a warning to the caller's log. */
 void fsdp__log(fsdp_context *ctx, const char *format, ...) __attribute__((format(printf, 2, 3)));

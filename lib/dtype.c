@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Element types: sizes, names, conversion. */
 #include "fsdp/dtype.h"
 
 #include "convert.h"

@@ -115,7 +115,7 @@ static void survey(fsdp__timeline *t, int pixels)
         if (record->end_ns > last_ns) last_ns = record->end_ns;
         if (record->kind == FSDP_RECORD_EVENT) continue;
         used[record->stream] = true;
-        busy_ns[record->stream] += record->end_ns - record->start_ns;
+        if (record->kind == FSDP_RECORD_OPERATION) busy_ns[record->stream] += record->end_ns - record->start_ns;
     }
     t->first_ns = first_ns < last_ns ? first_ns : last_ns;
     t->span_ns = last_ns > first_ns ? last_ns - first_ns : 1;

@@ -386,8 +386,9 @@ static void draw_head(const picture *p)
 static double put_figure(const picture *p, double x, const char *caption, uint64_t ns, const char *note)
 {
     const short_text at = px(x);
-    fprintf(p->file, "<text class=\"g\" x=\"%s\" y=\"72\">%s</text>", at.text, caption);
-    fprintf(p->file, "<text class=\"v\" x=\"%s\" y=\"95\">%s</text>", at.text, text_ns(ns).text);
+    fprintf(p->file, "<text class=\"g\" x=\"%s\" y=\"72\">", at.text);
+    put_text(p->file, caption);
+    fprintf(p->file, "</text><text class=\"v\" x=\"%s\" y=\"95\">%s</text>", at.text, text_ns(ns).text);
     fprintf(p->file, "<text class=\"g\" x=\"%s\" y=\"114\">%s</text>\n", at.text, note);
     size_t widest = n_chars(note) > n_chars(caption) ? n_chars(note) : n_chars(caption);
     return x + text_width(widest < 15 ? 15 : widest) + 36;
@@ -401,18 +402,21 @@ static void draw_summary(const picture *p)
     fputs("</text>\n", p->file);
     fsdp_trace_summary sum = FSDP_TRACE_SUMMARY_INIT;
     fsdp__timeline_sum(t->trace, t->compute_slot, &sum);
-    char note[192];
+    const char *compute = fsdp_trace_stream_name(t->trace, t->compute_slot);
+    char caption[80], note[192];
     unsigned long long n = fsdp_trace_count(t->trace), dropped = fsdp_trace_dropped(t->trace);
     if (dropped == 0) snprintf(note, sizeof note, "%llu records", n);
     else snprintf(note, sizeof note, "%llu records, %llu more lost", n, dropped);
     double x = put_figure(p, 24, "span", sum.span_ns, note);
     if (t->compute_slot >= 0) {
         snprintf(note, sizeof note, "%s of the span", text_percent(sum.compute_ns, sum.span_ns).text);
-        x = put_figure(p, x, "compute ran", sum.compute_ns, note);
+        snprintf(caption, sizeof caption, "%s ran", compute);
+        x = put_figure(p, x, caption, sum.compute_ns, note);
         snprintf(note, sizeof note, "%s of the span: %s for gathers, %s for reductions",
                  text_percent(sum.exposed_ns, sum.span_ns).text, text_ns(sum.exposed_gather_ns).text,
                  text_ns(sum.exposed_reduce_ns).text);
-        x = put_figure(p, x, "exposed: compute stood and waited", sum.exposed_ns, note);
+        snprintf(caption, sizeof caption, "exposed: %s stood and waited", compute);
+        x = put_figure(p, x, caption, sum.exposed_ns, note);
     }
     snprintf(note, sizeof note, "%s of the span, %s sent", text_percent(sum.gather_ns, sum.span_ns).text,
              text_bytes(sum.gather_bytes).text);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Where the parameters of a unit lie in its flat groups. */
 #ifndef FSDP_SHARDING_LAYOUT_H
 #define FSDP_SHARDING_LAYOUT_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Passes: lists of visits, the library's two and the caller's. Everything that plans reads these lists; nothing reads history. */
+/* Passes: lists of visits, the library's two and the caller's. All that plans reads these lists; nothing reads history. */
 #include "sharding/pass.h"
 
 #include <string.h>

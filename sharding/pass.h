@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Lists of visits, before and at seal. */
 #ifndef FSDP_SHARDING_PASS_H
 #define FSDP_SHARDING_PASS_H
 

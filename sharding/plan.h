@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Every offset and every byte, before any is taken. */
 #ifndef FSDP_SHARDING_PLAN_H
 #define FSDP_SHARDING_PLAN_H
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* From a full gradient buffer onto the shard. */
 #ifndef FSDP_SHARDING_REDUCE_H
 #define FSDP_SHARDING_REDUCE_H
 

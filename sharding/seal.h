@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* What seal took, given back. */
 #ifndef FSDP_SHARDING_SEAL_H
 #define FSDP_SHARDING_SEAL_H
 

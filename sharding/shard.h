@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* This rank's bytes. */
 #ifndef FSDP_SHARDING_SHARD_H
 #define FSDP_SHARDING_SHARD_H
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Gathering ahead and now, and giving back. */
 #ifndef FSDP_SHARDING_UNSHARD_H
 #define FSDP_SHARDING_UNSHARD_H
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* The bracket around whatever writes shards. */
 #ifndef FSDP_SHARDING_UPDATE_H
 #define FSDP_SHARDING_UPDATE_H
 

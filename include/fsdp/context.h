@@ -34,7 +34,7 @@ enum {
 typedef struct fsdp_config {
     size_t size;                 /**< sizeof(fsdp_config); FSDP_CONFIG_INIT sets it */
     const fsdp_backend *backend; /**< fsdp_host_backend() if NULL; fsdp_sim_backend(), … */
-    const void *backend_config;  /**< the backend's own: fsdp_host_config, fsdp_sim_config; NULL: its defaults. Read here only */
+    const void *backend_config;  /**< the backend's own (fsdp_host_config, …); NULL: its defaults. Read here only */
     uint32_t debug;              /**< FSDP_DEBUG_… */
     bool reduce_comm;            /**< a second communicator for reductions: gathers and reductions may overlap on the wire */
     uint64_t timeout_ns;         /**< deadline between ranks: how long a collective or the side channel waits for a rank */
