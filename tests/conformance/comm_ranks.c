@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: MIT */
+/* Ranks as threads: opens and closes what a body needs, and brings failures home to the main thread. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "comm_suite.h"
+#include "hostmem.h"
+
+enum { DEADLINE_S = 100 };
+
+void rank_failed(member *r, const char *file, int line, const char *condition)
+{
+    r->failed = true;
+    fprintf(stderr, "%s:%d: rank %u of %u: %s (%s)\n", file, line, r->rank, r->world, condition, fsdp_last_error());
+}
+
+void meet(member *r) { pthread_barrier_wait(&r->team->meet); }
+
+fsdp_status open_comm(member *r, uint32_t index, uint64_t timeout_ns)
+{
+    fsdp_comm_args args = {sizeof args, r->config, r->dev, &r->host, index, timeout_ns};
+    return r->comms->open(&args, &r->comm[index]);
+}
+
+void close_comm(member *r, uint32_t index)
+{
+    if (r->comm[index] != NULL) r->comms->close(r->comm[index]);
+    r->comm[index] = NULL;
+}
+
+void *rank_block(member *r, uint64_t bytes)
+{
+    bytes = (bytes + r->caps.granularity) / r->caps.granularity * r->caps.granularity;
+    int i = 0;
+    while (i < RANK_BLOCKS && r->block[i].ptr != NULL) i++;
+    if (i == RANK_BLOCKS) return NULL;
+    if (r->device->mem_alloc(r->dev, bytes, FSDP_MEMORY_KIND_DEVICE, &r->block[i].ptr) != FSDP_OK) return NULL;
+    r->block[i].bytes = bytes;
+    return r->block[i].ptr;
+}
+
+void free_blocks(member *r)
+{
+    for (int i = 0; i < RANK_BLOCKS; i++) {
+        if (r->block[i].ptr != NULL)
+            r->device->mem_free(r->dev, r->block[i].ptr, r->block[i].bytes, FSDP_MEMORY_KIND_DEVICE);
+        r->block[i].ptr = NULL;
+    }
+}
+
+fsdp_status rank_drain(member *r, int stream) { return r->device->stream_drain(r->dev, r->stream[stream], UINT64_MAX); }
+
+fsdp_status rank_copy(member *r, void *dst, const void *src, uint64_t bytes)
+{
+    fsdp_device_op op = {.kind = FSDP_OPERATION_COPY, .u.copy = {dst, src, bytes}};
+    fsdp_status status = r->device->launch(r->dev, r->stream[0], &op, NULL);
+    return status != FSDP_OK ? status : rank_drain(r, 0);
+}
+
+void rank_close_gate(member *r, int stream)
+{
+    gate_close(&r->gate);
+    fsdp_device_op op = gate_op(&r->gate);
+    if (r->device->launch(r->dev, r->stream[stream], &op, NULL) != FSDP_OK) r->failed = true;
+}
+
+void rank_open_gate(member *r) { gate_open(&r->gate); }
+
+fsdp_status enqueue(member *r, int comm, int stream, fsdp_collective c)
+{
+    return r->comms->enqueue(r->comm[comm], r->stream[stream], &c, 1);
+}
+
+static void rank_open(member *r)
+{
+    team *t = r->team;
+    uint32_t number, world;
+    r->device = t->suite->backend->device;
+    r->comms = t->suite->backend->comm;
+    r->sides = t->suite->backend->side;
+    fsdp_host_allocator none = {NULL, NULL, NULL};
+    EXPECT_OK(fsdp__host_allocator_resolve(&none, &r->host));
+    EXPECT(t->suite->config(r->config, t->group, r->rank, t->jitter_ns, t->jitter_seed) == r->config);
+    fsdp_device_args dev = {sizeof dev, r->config, &r->host, t->debug, t->timeout_ns};
+    r->caps.size = sizeof r->caps;
+    EXPECT_OK(r->device->open(&dev, &r->dev, &r->caps));
+    for (int i = 0; i < RANK_STREAMS; i++) EXPECT_OK(r->device->stream_create(r->dev, "rank", i == 1, &r->stream[i]));
+    for (int i = 0; i < 2; i++) EXPECT_OK(r->device->event_create(r->dev, &r->event[i]));
+    fsdp_comm_args side = {sizeof side, r->config, r->dev, &r->host, 0, 60ull * SECOND};
+    EXPECT_OK(r->sides->open(&side, &r->side, &number, &world));
+    EXPECT(number == r->rank && world == r->world);
+    EXPECT_OK(open_comm(r, 0, t->timeout_ns));
+    EXPECT_OK(open_comm(r, 1, t->timeout_ns));
+}
+
+static void rank_close(member *r)
+{
+    rank_open_gate(r);
+    for (int i = 0; i < RANK_STREAMS; i++)
+        if (r->stream[i] != NULL) r->device->stream_destroy(r->dev, r->stream[i]);
+    for (int i = 0; i < 2; i++)
+        if (r->event[i] != NULL) r->device->event_destroy(r->dev, r->event[i]);
+    close_comm(r, 0);
+    close_comm(r, 1);
+    if (r->side != NULL) r->sides->close(r->side);
+    free_blocks(r);
+    r->device->close(r->dev);
+    gate_fini(&r->gate);
+}
+
+typedef struct job {
+    member *rank;
+    rank_body body;
+} job;
+
+static void *rank_main(void *arg)
+{
+    job *j = arg;
+    member *r = j->rank;
+    gate_init(&r->gate);
+    rank_open(r);
+    if (!r->failed) j->body(r);
+    rank_close(r);
+    return NULL;
+}
+
+void run_team(team *t, rank_body body)
+{
+    static job jobs[MAX_RANKS];
+    pthread_t threads[MAX_RANKS];
+    bool own_group = t->group == NULL;
+    if (own_group) t->group = t->suite->group_create(t->world, &t->link);
+    pthread_barrier_init(&t->meet, NULL, t->world);
+    for (uint32_t i = 0; i < t->world; i++) {
+        t->rank[i] = (member){.team = t, .rank = i, .world = t->world};
+        jobs[i] = (job){&t->rank[i], body};
+        assert_int_equal(pthread_create(&threads[i], NULL, rank_main, &jobs[i]), 0);
+    }
+    bool failed = false;
+    for (uint32_t i = 0; i < t->world; i++) {
+        pthread_join(threads[i], NULL);
+        failed = failed || t->rank[i].failed;
+    }
+    pthread_barrier_destroy(&t->meet);
+    if (own_group) {
+        t->suite->group_destroy(t->group);
+        t->group = NULL;
+    }
+    assert_false(failed);
+}
+
+team *new_team(void **state, uint32_t world)
+{
+    team *t = *state;
+    *t = (team){.suite = t->suite, .world = world, .timeout_ns = 60ull * SECOND};
+    return t;
+}
+
+int team_setup(void **state)
+{
+    alarm(DEADLINE_S);
+    static team t; /* tests run one after another */
+    t.suite = *state;
+    *state = &t;
+    return 0;
+}
+
+int team_teardown(void **state)
+{
+    (void)state;
+    alarm(0);
+    return 0;
+}

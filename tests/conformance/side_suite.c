@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+/* The side channel: blobs, deadlines, aborts. */
+#include <string.h>
+
+#include "comm_suite.h"
+
+static fsdp_status gather_bytes(member *r, void *all, size_t bytes, uint64_t timeout_ns)
+{
+    unsigned char mine[1000];
+    memset(mine, (int)(r->rank + 1), sizeof mine);
+    return r->sides->all_gather(r->side, mine, all, bytes, timeout_ns);
+}
+
+static void keep_sentence(member *r) { strncpy(r->sentence, fsdp_last_error(), sizeof r->sentence - 1); }
+
+static void gather_many(member *r)
+{
+    unsigned char all[4 * 1000 + 8];
+    for (size_t i = 0; i < 300; i++) {
+        size_t bytes = i * 7 % 1001;
+        memset(all, 0xa5, sizeof all);
+        EXPECT_OK(gather_bytes(r, all, bytes, 60ull * SECOND));
+        for (size_t k = 0; k < bytes * r->world; k++) EXPECT(all[k] == k / bytes + 1);
+        for (size_t k = bytes * r->world; k < sizeof all; k++) EXPECT(all[k] == 0xa5);
+    }
+    EXPECT_OK(r->sides->check(r->side));
+}
+
+static void blobs_of_all_ranks_arrive_any_number_of_times(void **state)
+{
+    for (uint32_t world = 1; world <= 4; world++) run_team(new_team(state, world), gather_many);
+}
+
+static void gather_sizes(member *r)
+{
+    unsigned char all[2000];
+    EXPECT_OK(gather_bytes(r, all, 8, 60ull * SECOND));
+    memset(all, 0xa5, sizeof all);
+    EXPECT(gather_bytes(r, all, r->rank == 1 ? 16 : 24, 60ull * SECOND) == FSDP_ERR_MISMATCH);
+    keep_sentence(r);
+    for (size_t k = 0; k < sizeof all; k++) EXPECT(all[k] == 0xa5);
+    EXPECT(gather_bytes(r, all, 8, 60ull * SECOND) == FSDP_ERR_MISMATCH);
+    EXPECT(r->sides->check(r->side) == FSDP_ERR_MISMATCH);
+}
+
+static void blobs_of_different_sizes_are_a_mismatch(void **state)
+{
+    team *t = new_team(state, 2);
+    run_team(t, gather_sizes);
+    assert_string_equal(t->rank[0].sentence,
+                        "rank 0: side channel #2 of 24 bytes; rank 1: side channel #2 of 16 bytes");
+    assert_string_equal(t->rank[1].sentence, t->rank[0].sentence);
+}
+
+static void gather_without_two(member *r)
+{
+    unsigned char all[4 * 8];
+    meet(r); /* the others must come together within the timeout */
+    if (r->rank % 2 == 0) {
+        EXPECT(gather_bytes(r, all, 8, SECOND / 2) == FSDP_ERR_RANK_LOST);
+        keep_sentence(r);
+    }
+    meet(r);
+    EXPECT(gather_bytes(r, all, 8, SECOND / 2) == FSDP_ERR_RANK_LOST);
+}
+
+static void ranks_that_do_not_come_are_named(void **state)
+{
+    team *t = new_team(state, 4);
+    run_team(t, gather_without_two);
+    assert_string_equal(t->rank[0].sentence, "side channel #1 of 8 bytes: ranks 1, 3 of 4 did not come within 0.500 s");
+    assert_string_equal(t->rank[2].sentence, t->rank[0].sentence);
+}
+
+static void abort_side(member *r)
+{
+    unsigned char all[3 * 8];
+    if (r->rank == 2) {
+        meet(r);
+        r->sides->abort(r->side, r->team->arg);
+        r->sides->abort(r->side, "another reason");
+    } else {
+        meet(r);
+        EXPECT(gather_bytes(r, all, 8, 60ull * SECOND) == FSDP_ERR_ABORTED);
+    }
+    meet(r);
+    EXPECT(r->sides->check(r->side) == FSDP_ERR_ABORTED);
+    keep_sentence(r);
+}
+
+static void an_abort_reaches_every_rank_with_its_reason(void **state)
+{
+    for (int i = 0; i < 20; i++) {
+        team *t = new_team(state, 3);
+        t->arg = i % 2 ? "the loss is NaN" : NULL;
+        run_team(t, abort_side);
+        for (int k = 0; k < 3; k++)
+            assert_string_equal(t->rank[k].sentence, i % 2 ? "rank 2 aborted: the loss is NaN" : "rank 2 aborted");
+    }
+}
+
+static void close_side_early(member *r)
+{
+    unsigned char all[2 * 8];
+    if (r->rank == 0) {
+        r->sides->close(r->side);
+        r->side = NULL;
+        return;
+    }
+    EXPECT(gather_bytes(r, all, 8, 60ull * SECOND) == FSDP_ERR_RANK_LOST);
+    keep_sentence(r);
+}
+
+static void a_rank_that_closes_early_is_named(void **state)
+{
+    for (int i = 0; i < 10; i++) {
+        team *t = new_team(state, 2);
+        run_team(t, close_side_early);
+        assert_string_equal(t->rank[1].sentence, "side channel #1 of 8 bytes: rank 0 of 2 closed before it came");
+    }
+}
+
+#define TEST(name)                                   \
+    {                                                \
+#name, name, team_setup, team_teardown, NULL \
+    }
+
+int run_side_suite(const comm_suite *suite)
+{
+    struct CMUnitTest tests[] = {
+        TEST(blobs_of_all_ranks_arrive_any_number_of_times),
+        TEST(blobs_of_different_sizes_are_a_mismatch),
+        TEST(ranks_that_do_not_come_are_named),
+        TEST(an_abort_reaches_every_rank_with_its_reason),
+        TEST(a_rank_that_closes_early_is_named),
+    };
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) tests[i].initial_state = (void *)(uintptr_t)suite;
+    return cmocka_run_group_tests_name("side channel", tests, NULL, NULL);
+}
