@@ -10,13 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define TRY(call)                                                                             \
-    do {                                                                                      \
-        fsdp_status status_ = (call);                                                         \
-        if (status_ != FSDP_OK) {                                                             \
-            fprintf(stderr, "%s: %s\n", fsdp_status_name(status_), fsdp_last_error());        \
-            exit(1);                                                                          \
-        }                                                                                     \
+#define TRY(call)                                                                      \
+    do {                                                                               \
+        fsdp_status status_ = (call);                                                  \
+        if (status_ != FSDP_OK) {                                                      \
+            fprintf(stderr, "%s: %s\n", fsdp_status_name(status_), fsdp_last_error()); \
+            exit(1);                                                                   \
+        }                                                                              \
     } while (0)
 
 typedef struct shape {
@@ -30,8 +30,10 @@ typedef struct shape {
 static const shape shapes[] = {
     {"GPT-2 124M", 50257u * 768 + 1024u * 768, 12u * 768 * 768 + 13u * 768, 0, 12},
     {"GPT-2 1.5B", 50257u * 1600 + 1024u * 1600, 12u * 1600 * 1600 + 13u * 1600, 0, 48},
-    {"Llama-3 8B", 128256ull * 4096, 2ull * 4096 * 4096 + 2ull * 4096 * 1024 + 3ull * 4096 * 14336 + 2u * 4096, 128256ull * 4096 + 4096, 32},
-    {"Llama-3 70B", 128256ull * 8192, 2ull * 8192 * 8192 + 2ull * 8192 * 1024 + 3ull * 8192 * 28672 + 2u * 8192, 128256ull * 8192 + 8192, 80},
+    {"Llama-3 8B", 128256ull * 4096, 2ull * 4096 * 4096 + 2ull * 4096 * 1024 + 3ull * 4096 * 14336 + 2u * 4096,
+     128256ull * 4096 + 4096, 32},
+    {"Llama-3 70B", 128256ull * 8192, 2ull * 8192 * 8192 + 2ull * 8192 * 1024 + 3ull * 8192 * 28672 + 2u * 8192,
+     128256ull * 8192 + 8192, 80},
 };
 
 static void add_unit(fsdp_model *model, const char *name, uint64_t elems, bool held)
@@ -85,8 +87,9 @@ int main(int argc, char **argv)
         for (uint32_t w = 0; w < n_worlds; w++) {
             uint32_t ranks = argc > 1 ? (uint32_t)strtoul(argv[w + 1], NULL, 10) : usual[w];
             fsdp_memory b = predict(&shapes[m], ranks);
-            printf("%-14s %13u %8.3f %8.3f %9.3f %10.3f %9.3f %9.3f %13llu\n", shapes[m].name, ranks, gib(b.master + b.gradients),
-                   gib(b.moments), gib(b.gather), gib(b.grad), gib(b.scratch), gib(b.total), (unsigned long long)b.total);
+            printf("%-14s %13u %8.3f %8.3f %9.3f %10.3f %9.3f %9.3f %13llu\n", shapes[m].name, ranks,
+                   gib(b.master + b.gradients), gib(b.moments), gib(b.gather), gib(b.grad), gib(b.scratch),
+                   gib(b.total), (unsigned long long)b.total);
             uint64_t parts = b.master + b.gradients + b.moments + b.gather + b.grad + b.scratch;
             if (parts != b.total || b.gather < b.gather_live_peak || (argc == 1 && b.total >= last)) {
                 fprintf(stderr, "the parts do not add up, or more ranks took more memory\n");

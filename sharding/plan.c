@@ -69,6 +69,29 @@ static fsdp_status place_lives(const fsdp_host_allocator *host, space *sp, int32
     return FSDP_OK;
 }
 
+/* From position i in steps of `step`, the first visit that is not held. */
+static uint32_t skip_held(const fsdp_model *model, const fsdp__pass *pass, uint32_t i, int step)
+{
+    while (i < pass->n && model->schedule.held[pass->visits[i].unit]) i += (uint32_t)step;
+    return i;
+}
+
+/* A life of the second half lies where the life of its mirror does: the list is walked from both ends, the visits that one
+ * unit has in a row at a time. */
+static void mirror_offsets(const fsdp_model *model, fsdp__pass *pass, const fsdp__lives *lives, uint32_t mirror)
+{
+    uint32_t low = skip_held(model, pass, 0, 1), high = skip_held(model, pass, pass->n - 1, -1);
+    while (high > mirror) {
+        uint32_t unit = pass->visits[high].unit;
+        uint64_t offset = pass->full_offset[low];
+        while (high > mirror && pass->visits[high].unit == unit) {
+            if (lives->life[lives->visit_life[high]].begin > mirror) pass->full_offset[high] = offset;
+            high = skip_held(model, pass, high - 1, -1);
+        }
+        while (low < mirror && pass->visits[low].unit == unit) low = skip_held(model, pass, low + 1, 1);
+    }
+}
+
 static fsdp_status plan_gather(fsdp_model *model, fsdp__pass *pass, space *sp, uint64_t base, fsdp__placement *out)
 {
     const fsdp_host_allocator *host = &model->ctx->host;
@@ -76,18 +99,9 @@ static fsdp_status plan_gather(fsdp_model *model, fsdp__pass *pass, space *sp, u
     FSDP_TRY(fsdp__schedule_lives(host, &model->schedule, &start, (uint32_t)model->n_units, &sp->lives));
     int32_t mirror = model->schedule.budget == 0 ? fsdp__schedule_mirror(&model->schedule, start.pass) : -1;
     FSDP_TRY(place_lives(host, sp, mirror, out));
-    /* The unit's life in the first half, for those of the second. */
-    uint64_t *of_unit = fsdp__host_alloc(host, model->n_units, sizeof *of_unit);
-    if (of_unit == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "planning pass %s: no host memory", pass->name);
-    for (uint32_t i = 0; i < sp->lives.n; i++)
-        if (mirror >= 0 && sp->lives.life[i].begin <= (uint32_t)mirror) of_unit[sp->lives.unit[i]] = sp->offset[i];
-    for (uint32_t i = 0; i < pass->n; i++) {
-        int32_t life = sp->lives.visit_life[i];
-        if (life < 0) continue;
-        bool second = mirror >= 0 && sp->lives.life[life].begin > (uint32_t)mirror;
-        pass->full_offset[i] = base + (second ? of_unit[pass->visits[i].unit] : sp->offset[life]);
-    }
-    fsdp__host_free(host, of_unit, model->n_units, sizeof *of_unit);
+    for (uint32_t i = 0; i < pass->n; i++)
+        if (sp->lives.visit_life[i] >= 0) pass->full_offset[i] = base + sp->offset[sp->lives.visit_life[i]];
+    if (mirror >= 0) mirror_offsets(model, pass, &sp->lives, (uint32_t)mirror);
     return FSDP_OK;
 }
 

@@ -60,7 +60,33 @@ static void unlink_gathered(fsdp_unit *unit)
     unit->newer = unit->older = NULL;
 }
 
-/* Find bytes for the unit: planned, else (only when it is needed now) best fit. *out_found false: a prefetch has no room. */
+/* Position of the unit's next visit; UINT32_MAX: none is known. */
+static uint32_t next_visit(const fsdp_model *model, const fsdp_unit *unit)
+{
+    const fsdp__visit *visit;
+    for (uint32_t i = model->cursor.at; (visit = fsdp__schedule_visit(&model->cursor, i)) != NULL; i++)
+        if (visit->unit == unit->index) return i;
+    return UINT32_MAX;
+}
+
+/* Give back the gathered unit that is wanted last and is not open; false: there is none. */
+static bool evict(fsdp_model *model)
+{
+    fsdp_unit *victim = NULL;
+    uint32_t farthest = 0;
+    for (fsdp_unit *unit = model->newest_gathered; unit != NULL; unit = unit->older) {
+        if (unit->n_open[0] + unit->n_open[1] > 0) continue;
+        uint32_t next = next_visit(model, unit);
+        if (victim != NULL && next <= farthest) continue;
+        victim = unit;
+        farthest = next;
+    }
+    if (victim != NULL) fsdp__reshard(victim);
+    return victim != NULL;
+}
+
+/* Find bytes for the unit: planned, else (only when it is needed now) best fit, at the cost of what is gathered and not
+ * open. *out_found false: a prefetch has no room. */
 static fsdp_status take_buffer(fsdp_unit *unit, uint64_t planned, bool needed_now, fsdp__need *need, bool *out_found)
 {
     fsdp_model *model = unit->model;
@@ -75,14 +101,16 @@ static fsdp_status take_buffer(fsdp_unit *unit, uint64_t planned, bool needed_no
         *out_found = false;
         return FSDP_OK;
     } else {
-        unit->full = fsdp__allocator_take(pool, unit->full_bytes, lane, unit->name, need);
+        do {
+            unit->full = fsdp__allocator_take(pool, unit->full_bytes, lane, unit->name, need);
+        } while (unit->full == NULL && evict(model));
         if (unit->full == NULL) {
             char text[4096] = "";
             fsdp__allocator_describe(pool, text, sizeof text);
             return fsdp__fail(FSDP_ERR_NO_MEMORY,
                               "unit %s: %llu bytes have no place in the gather range of %llu: this visit is not the "
-                              "pass's next one, and what is "
-                              "open or gathered ahead leaves no gap. Close units, or declare this order as a pass\n%s",
+                              "pass's next one, and the open units leave no gap. Close units, or declare this order "
+                              "as a pass\n%s",
                               unit->name, (unsigned long long)unit->full_bytes,
                               (unsigned long long)model->plan.memory.gather, text);
         }
@@ -166,9 +194,10 @@ fsdp_status fsdp__gather_ahead(fsdp_model *model)
         fsdp_unit *unit = model->units[visit->unit];
         if (!fsdp__is_gathered(unit)) FSDP_TRY(gather(unit, planned_offset(model, visit), false));
     }
-    model->stats.over_budget += ahead.over_budget;
     const fsdp__visit *after = fsdp__schedule_visit(&model->cursor, ahead.position);
-    if (after != NULL) fetch_lines(model->units[after->unit]);
+    if (after == NULL) return FSDP_OK;
+    fetch_lines(model->units[after->unit]);
+    if (ahead.over_budget && !fsdp__is_gathered(model->units[after->unit])) model->stats.over_budget++;
     return FSDP_OK;
 }
 
