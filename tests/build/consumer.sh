@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# consumer.sh WAY ROOT BUILD FOLDER CMAKE CC: somebody else's project builds against the library and runs, by find_package or
+# pkg_config from a fresh install prefix that was moved after the install, or by add_subdirectory of the source tree.
+set -euo pipefail
+way=$1 root=$2 build=$3 folder=$4/$1 cmake=$5 cc=$6
+rm -rf "$folder"
+mkdir -p "$folder"
+
+install_moved() {
+    "$cmake" --install "$build" --prefix "$folder/first" >/dev/null
+    mv "$folder/first" "$folder/prefix"
+}
+build_and_run() { # build_and_run CMAKE-ARGUMENT…
+    "$cmake" -S "$root/tests/build/consumer" -B "$folder/build" -DCMAKE_C_COMPILER="$cc" "$@" >"$folder/log" 2>&1 &&
+        "$cmake" --build "$folder/build" -j 2 >>"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
+    for kind in fsdp shared static; do timeout 20 "$folder/build/consumer_$kind"; done
+}
+
+case $way in
+find_package)
+    install_moved
+    build_and_run -DCMAKE_PREFIX_PATH="$folder/prefix"
+    ;;
+pkg_config)
+    command -v pkg-config >/dev/null || { echo "no pkg-config"; exit 77; }
+    install_moved
+    libdir=$(dirname "$(find "$folder/prefix" -name pkgconfig)")
+    export PKG_CONFIG_PATH=$libdir/pkgconfig
+    source=$root/tests/build/consumer/main.c
+    # shellcheck disable=SC2046
+    "$cc" "$source" -o "$folder/shared" $(pkg-config --cflags --libs fsdp)
+    LD_LIBRARY_PATH=$libdir timeout 20 "$folder/shared"
+    rm "$libdir"/libfsdp.so*
+    # shellcheck disable=SC2046
+    "$cc" "$source" -o "$folder/static" $(pkg-config --static --cflags --libs fsdp)
+    timeout 20 "$folder/static"
+    ;;
+add_subdirectory)
+    build_and_run -DFSDP_FROM="$root"
+    ldd "$folder/build/consumer_fsdp" | grep -q 'libfsdp\.so'
+    rm -rf "$folder/build/CMakeCache.txt"
+    build_and_run -DFSDP_FROM="$root" -DBUILD_SHARED_LIBS=OFF
+    if ldd "$folder/build/consumer_fsdp" | grep -q 'libfsdp\.so'; then
+        echo "BUILD_SHARED_LIBS=OFF gave the shared library"
+        exit 1
+    fi
+    ;;
+*) exit 2 ;;
+esac

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# symbols.sh ROOT CC NM LIBFSDP.SO LIBFSDP.A: what libfsdp.so exports is what the public headers declare FSDP_API, no
+# more and no less; and libfsdp.a defines no global name outside fsdp_ that could meet one of the program's.
+set -euo pipefail
+root=$1 cc=$2 nm=$3 shared=$4 static=$5
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+# One declaration a line. FSDP_API is a visibility attribute once the compiler has expanded it; the name declared is the
+# first one before a "(", but fields of the backend tables, "fsdp_status (*open)(…)", declare nothing.
+for header in "$root"/include/fsdp/*.h; do printf '#include "%s"\n' "$header"; done |
+    "$cc" -E -P -std=c11 -I"$root/include" - | tr '\n' ' ' | tr ';{}' '\n\n\n' | grep -v '^ *typedef' |
+    sed -E 's/__attribute__ *\(\((format|warn_unused)[^()]*(\([^()]*\))?[^()]*\)\)//g' |
+    grep -E '\bfsdp_[a-z0-9_]+ *\([^*]' >"$folder/declarations"
+names() { sed -E 's/__attribute__ *\(\(visibility\("default"\)\)\)//' | grep -oE '\bfsdp_[a-z0-9_]+ *\([^*]' | sed 's/ *(.*//' | sort -u; }
+grep 'visibility("default")' "$folder/declarations" | names >"$folder/declared"
+grep -v 'visibility("default")' "$folder/declarations" | names >"$folder/unmarked" || true
+"$nm" -D --defined-only "$shared" | awk '{ print $NF }' | sort -u >"$folder/exported"
+"$nm" -g --defined-only "$static" | awk 'NF == 3 { print $3 }' | sort -u >"$folder/global"
+
+failed=0
+complain() { # complain TEXT FILE
+    [ -s "$2" ] || return 0
+    echo "$1"
+    sed 's/^/    /' "$2"
+    failed=1
+}
+comm -23 "$folder/declared" "$folder/exported" >"$folder/missing"
+comm -13 "$folder/declared" "$folder/exported" >"$folder/undeclared"
+grep -v '^fsdp_' "$folder/global" >"$folder/foreign" || true
+complain "declared in a public header without FSDP_API:" "$folder/unmarked"
+complain "declared FSDP_API and not exported:" "$folder/missing"
+complain "exported and not declared FSDP_API:" "$folder/undeclared"
+complain "global names in libfsdp.a outside fsdp_:" "$folder/foreign"
+echo "$(wc -l <"$folder/declared") declared, $(wc -l <"$folder/exported") exported"
+[ -s "$folder/declared" ] && exit "$failed"

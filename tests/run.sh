@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# run.sh [--sanitize] [--install]: build the project and run every test.
+#   --sanitize  also with AddressSanitizer + UndefinedBehaviorSanitizer, with ThreadSanitizer, and some under valgrind
+#   --install   what is missing may be installed with sudo (as root it is installed anyway)
+# The last line sums up all builds: "N passed, N failed, N skipped". Non-zero exit if anything failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+sanitize=0 install=0
+for argument; do
+    case $argument in
+    --sanitize) sanitize=1 ;;
+    --install) install=1 ;;
+    *) sed -n '3,6s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    esac
+done
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# What the builds need, as Debian and Ubuntu name it.
+missing_packages() {
+    has cmake || echo cmake
+    has "${CC:-cc}" || echo gcc libc6-dev
+    has "${CXX:-c++}" || echo g++
+    has make || has ninja || echo make
+    has pkg-config || echo pkg-config
+    { has pkg-config && pkg-config --exists cmocka; } || echo libcmocka-dev
+}
+
+install_missing() {
+    local packages line
+    packages=$(missing_packages | tr '\n' ' ')
+    packages=${packages% }
+    [ -n "$packages" ] || return 0
+    line="apt-get update && apt-get install -y --no-install-recommends $packages"
+    if has apt-get && [ "$(id -u)" = 0 ]; then
+        echo "+ $line"
+        DEBIAN_FRONTEND=noninteractive bash -c "${line//apt-get/apt-get -qq}" </dev/null >/dev/null
+    elif has apt-get && [ "$install" = 1 ] && has sudo; then
+        echo "+ sudo sh -c '$line'"
+        sudo DEBIAN_FRONTEND=noninteractive sh -c "${line//apt-get/apt-get -qq}" >/dev/null
+    else
+        echo "missing: $packages. Type this, or call $0 --install:"
+        echo "    sudo sh -c '$line'"
+        exit 1
+    fi
+    packages=$(missing_packages | tr '\n' ' ')
+    [ -z "$packages" ] || { echo "still missing: $packages"; exit 1; }
+}
+
+passed=0 failed=0 skipped=0
+
+# One number of ctest's JUnit report.
+attribute() { grep -oE "[^a-z]$2=\"[0-9]+\"" "$1" | head -n 1 | grep -oE '[0-9]+'; }
+
+run_preset() { # run_preset NAME: configure, build, test; a build that fails is one failure
+    local preset=$1 log=build/$1/log report=$PWD/build/$1/ctest.xml started=$SECONDS total
+    echo "== $preset"
+    mkdir -p "build/$preset"
+    rm -f "$report"
+    if ! { cmake --preset "$preset" && cmake --build --preset "$preset"; } >"$log" 2>&1; then
+        grep -nE 'error|Error|undefined reference' "$log" | head -n 30 || tail -n 30 "$log"
+        echo "-- $preset: the build failed, see $log"
+        failed=$((failed + 1))
+        return
+    fi
+    "${no_aslr[@]}" ctest --preset "$preset" --output-junit "$report" || true
+    if [ ! -s "$report" ]; then
+        failed=$((failed + 1))
+        return
+    fi
+    total=$(attribute "$report" tests)
+    failed=$((failed + $(attribute "$report" failures)))
+    skipped=$((skipped + $(attribute "$report" skipped) + $(attribute "$report" disabled)))
+    passed=$((passed + total - $(attribute "$report" failures) - $(attribute "$report" skipped) - $(attribute "$report" disabled)))
+    echo "-- $preset: $total tests, $((SECONDS - started)) s"
+}
+
+run_valgrind() { # some tests without threads: what they read before it is written, and leaks
+    local name program
+    echo "== valgrind"
+    if ! has valgrind; then
+        echo "-- valgrind is not installed"
+        skipped=$((skipped + 1))
+        return
+    fi
+    for name in "${valgrind_tests[@]}"; do
+        program=build/host/tests/$name
+        [ -x "$program" ] || continue
+        if timeout 300 valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect \
+            "$program" >build/host/valgrind.log 2>&1; then
+            echo "   passed  $name"
+            passed=$((passed + 1))
+        else
+            echo "   FAILED  $name"
+            tail -n 40 build/host/valgrind.log
+            failed=$((failed + 1))
+        fi
+    done
+}
+
+valgrind_tests=(test_trace test_clock test_tree test_sim_device test_sim_conformance test_step_table test_counts)
+no_aslr=()
+
+install_missing
+if ! has make && has ninja; then export CMAKE_GENERATOR=Ninja; fi
+run_preset host
+if [ "$sanitize" = 1 ]; then
+    run_preset asan
+    # ThreadSanitizer's fixed shadow map and a kernel that randomises more address bits do not go together.
+    if setarch -R true 2>/dev/null; then no_aslr=(setarch -R); fi
+    run_preset tsan
+    no_aslr=()
+    run_valgrind
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]
