@@ -21,7 +21,7 @@ typedef struct fsdp_link {
 typedef struct fsdp_local fsdp_local;
 
 /** @p world ranks (1 to 64) and the wire between them. link NULL: as fast as memory is.
- *  Owns: the caller's; destroy after the contexts of all ranks. Thread: any. Errors: ARG, NO_HOST_MEMORY. */
+ *  Owns: the caller's; destroy after the contexts of all ranks (NULL is nothing). Thread: any. Errors: ARG, NO_HOST_MEMORY. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_local_create(uint32_t world, const fsdp_link *link, fsdp_local **out_local);
 FSDP_API void fsdp_local_destroy(fsdp_local *local);
 

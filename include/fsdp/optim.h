@@ -39,9 +39,12 @@ typedef struct fsdp_adamw_args {
  *      f    = float(grad_scale × (1 / ranks, or 1))             one factor, applied once, in fp32
  *      norm = f × sqrt(Σ over ranks of Σ g²)                    clip = max_norm < norm ? max_norm / norm : 1
  *      g    = gradient shard × (f × clip)
- *      m    = beta1 m + (1 − beta1) g                           v = beta2 v + (1 − beta2) g²
- *      w    = w − lr·lr_scale ( m / (1 − beta1^t) / (sqrt(v / (1 − beta2^t)) + eps) + weight_decay w )
+ *      m    = beta1 m + (1 − beta1) g                           b1 = 1 − beta1^t, b2 = 1 − beta2^t
+ *      v    = beta2 v + (1 − beta2) (g g)
+ *      w    = w − (lr lr_scale) (m / b1 / (sqrt(v / b2) + eps) + weight_decay w)
  *
+ *  Each operation is rounded to fp32 in the order written, so a plain loop written like this gives the same bits. No decay
+ *  where no_decay is set.
  *  t counts the updates that were not skipped. A norm that is not finite skips the step on every rank. t, lr, clip and
  *  skip live in device memory; the host learns them from the step report.
  *  Stream: enqueues on @p stream and the reduce lane; never blocks. Ranks: collective.
