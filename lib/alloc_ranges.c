@@ -268,17 +268,26 @@ fsdp__block *fsdp__ranges_take(fsdp__ranges *ranges, fsdp__block *range, uint64_
     return block;
 }
 
-static void append_fragments(fsdp__block *lower, fsdp__block *upper)
+/* Upper lies right above lower: their fragments become one list. The two that touch become one fragment where nothing but
+ * their age tells them apart, so that a stream that gives back thousands of blocks leaves a few fragments. */
+static void append_fragments(fsdp__ranges *ranges, fsdp__block *lower, fsdp__block *upper)
 {
-    fsdp__fragment **link = &lower->fragments;
-    while (*link != NULL) link = &(*link)->next;
-    *link = upper->fragments;
+    fsdp__fragment *last = lower->fragments, *first = upper->fragments;
+    while (last->next != NULL) last = last->next;
+    last->next = first;
+    if (last->slot != first->slot || last->pending != first->pending) return;
+    if (memcmp(&last->clock, &first->clock, sizeof last->clock) != 0) return;
+    if (last->pending) ranges->pending_bytes += first->bytes; /* dropping it takes them off */
+    last->bytes += first->bytes;
+    if (first->freed > last->freed) last->freed = first->freed;
+    last->next = first->next;
+    drop_fragment(ranges, first);
 }
 
 /* upper disappears into lower; both are unlinked. */
 static void merge(fsdp__ranges *ranges, fsdp__block *lower, fsdp__block *upper)
 {
-    append_fragments(lower, upper);
+    append_fragments(ranges, lower, upper);
     lower->bytes += upper->bytes;
     lower->after = upper->after;
     if (lower->after != NULL) lower->after->before = lower;

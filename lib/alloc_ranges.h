@@ -2,9 +2,9 @@
 /* The allocator's map: segments of device memory, cut into live blocks and free ranges. Host bookkeeping only: it makes no
  * device call and knows no stream; clocks are values that it carries.
  *
- * A free range is a run of fragments, each the bytes of one earlier block with the clock that must be covered before they
- * are used again. Neighbouring ranges merge at once, their fragments do not: an allocation takes the maximum over the
- * fragments that it covers, so merging never makes a wait later. */
+ * A free range is a run of fragments, each the bytes of earlier blocks of one stream with the clock that must be covered
+ * before they are used again. Neighbouring ranges merge at once, their fragments only where nothing but age tells them
+ * apart: an allocation takes the maximum over the fragments that it covers, so merging never makes a wait later. */
 #ifndef FSDP_LIB_ALLOC_RANGES_H
 #define FSDP_LIB_ALLOC_RANGES_H
 
@@ -36,7 +36,7 @@ typedef struct fsdp__block {
     fsdp__clock use;     /* what must be covered before the next owner's */
     uint32_t until_free; /* bit t: stream t uses it until it is freed */
     int slot;
-    uint64_t taken;                         /* the open epoch of slot's stream when it was taken */
+    uint64_t taken; /* the open epoch of slot's stream when it was taken */
     const char *tag;
 } fsdp__block;
 

@@ -39,8 +39,8 @@ void fsdp__comm_abort(fsdp_comm *comm) { comm->ctx->backend->comm->abort(comm->n
 
 fsdp_comm *fsdp_context_comm(fsdp_context *ctx) { return ctx != NULL ? ctx->comm : NULL; }
 fsdp_comm *fsdp_context_reduce_comm(fsdp_context *ctx) { return ctx != NULL ? ctx->reduce_comm : NULL; }
-uint32_t fsdp_comm_rank(const fsdp_comm *comm) { return comm->ctx->rank; }
-uint32_t fsdp_comm_size(const fsdp_comm *comm) { return comm->ctx->world; }
+uint32_t fsdp_comm_rank(const fsdp_comm *comm) { return comm != NULL ? comm->ctx->rank : 0; }
+uint32_t fsdp_comm_size(const fsdp_comm *comm) { return comm != NULL ? comm->ctx->world : 0; }
 
 /* What this rank's memory sees, and what it puts on the wire by host.h's counts. */
 static void fill_record(const fsdp_comm *comm, const fsdp_collective *c, fsdp_trace_record *r)
@@ -91,11 +91,18 @@ static fsdp_status enqueue_caller(const char *call, fsdp_comm *comm, fsdp_collec
 {
     FSDP_TRY(check_caller(call, comm, c, s));
     c->label = "caller";
+    fsdp_work *work = NULL; /* made first: once the operation is enqueued, the call should not fail */
     fsdp__lock(comm->ctx);
-    fsdp_status status = fsdp__comm_enqueue(comm, s, c, 1);
-    if (status == FSDP_OK && out_work != NULL) status = fsdp__work_create(s, out_work);
+    fsdp_status status = out_work != NULL ? fsdp__work_create(comm->ctx, &work) : FSDP_OK;
+    if (status == FSDP_OK) status = fsdp__comm_enqueue(comm, s, c, 1);
+    if (status == FSDP_OK && work != NULL) status = fsdp__work_record(work, s);
     fsdp__unlock(comm->ctx);
-    return status;
+    if (status == FSDP_OK) {
+        if (out_work != NULL) *out_work = work;
+        return status;
+    }
+    fsdp_work_release(work);
+    return fsdp__context_explain(comm->ctx, status);
 }
 
 fsdp_status fsdp_all_gather(fsdp_comm *comm, const void *send, void *recv, uint64_t count, fsdp_dtype dtype,

@@ -13,7 +13,8 @@ void fsdp__comm_abort(fsdp_comm *comm);
 /* Enqueue n operations (1 to 16) as one group; spans and tape records are filled in here. */
 fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective *list, uint32_t n);
 
-/* A handle that owns its end event, recorded on s here. */
-fsdp_status fsdp__work_create(fsdp_stream *s, fsdp_work **out_work);
+/* A handle that owns its end event; and that event's record, on the operation's stream. */
+fsdp_status fsdp__work_create(fsdp_context *ctx, fsdp_work **out_work);
+fsdp_status fsdp__work_record(fsdp_work *work, fsdp_stream *s);
 
 #endif

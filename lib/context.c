@@ -20,6 +20,7 @@ static void close_all(fsdp_context *ctx)
         if (ctx->lanes[lane] != NULL) fsdp__stream_close(ctx->lanes[lane]);
     if (ctx->reduce_comm != ctx->comm) fsdp__comm_close(ctx->reduce_comm);
     fsdp__comm_close(ctx->comm);
+    fsdp__host_free(&ctx->host, ctx->votes, ctx->world, FSDP__VOTE_BYTES);
     if (ctx->side != NULL) ctx->backend->side->close(ctx->side);
     if (ctx->dev != NULL) ctx->backend->device->close(ctx->dev);
     pthread_mutex_destroy(&ctx->lock);
@@ -34,6 +35,10 @@ static fsdp_status open_all(fsdp_context *ctx, const fsdp_config *config)
     FSDP_TRY(ctx->backend->device->open(&dev, &ctx->dev, &ctx->caps));
     fsdp_comm_args side = {sizeof side, config->backend_config, ctx->dev, &ctx->host, 0, ctx->timeout_ns};
     FSDP_TRY(ctx->backend->side->open(&side, &ctx->side, &ctx->rank, &ctx->world));
+    ctx->votes = fsdp__host_alloc(&ctx->host, ctx->world, FSDP__VOTE_BYTES);
+    if (ctx->votes == NULL)
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_context_create: no host memory for votes of %u ranks",
+                          ctx->world);
     FSDP_TRY(fsdp__comm_open(ctx, config, 0, &ctx->comm));
     ctx->reduce_comm = ctx->comm;
     if (config->reduce_comm) {
@@ -113,6 +118,12 @@ fsdp_status fsdp__context_check(fsdp_context *ctx)
     return ctx->backend->device->check(ctx->dev);
 }
 
+fsdp_status fsdp__context_explain(fsdp_context *ctx, fsdp_status status)
+{
+    fsdp_status why = fsdp__context_check(ctx);
+    return why != FSDP_OK ? why : status;
+}
+
 fsdp_status fsdp_context_check(fsdp_context *ctx)
 {
     FSDP_NEED(ctx);
@@ -142,9 +153,9 @@ void fsdp__log(fsdp_context *ctx, const char *format, ...)
     ctx->log(ctx->log_arg, text);
 }
 
-uint32_t fsdp_context_rank(const fsdp_context *ctx) { return ctx->rank; }
-uint32_t fsdp_context_world(const fsdp_context *ctx) { return ctx->world; }
-uint64_t fsdp_context_now_ns(fsdp_context *ctx) { return ctx->backend->device->now_ns(ctx->dev); }
+uint32_t fsdp_context_rank(const fsdp_context *ctx) { return ctx != NULL ? ctx->rank : 0; }
+uint32_t fsdp_context_world(const fsdp_context *ctx) { return ctx != NULL ? ctx->world : 0; }
+uint64_t fsdp_context_now_ns(fsdp_context *ctx) { return ctx != NULL ? ctx->backend->device->now_ns(ctx->dev) : 0; }
 
 fsdp_status fsdp_context_counters(const fsdp_context *ctx, fsdp_counters *out_counters)
 {

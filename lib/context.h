@@ -11,12 +11,15 @@
 #include "fsdp/comm.h"
 #include "fsdp/context.h"
 
+enum { FSDP__VOTE_BYTES = 16 };
+
 struct fsdp_context {
     fsdp_host_allocator host;
     const fsdp_backend *backend;
     void *dev;
     fsdp_device_caps caps;
     void *side;
+    char *votes; /* world × FSDP__VOTE_BYTES: the side channel's, so that a rank without host memory can still say so */
     uint32_t rank, world;
     uint32_t debug;
     uint64_t timeout_ns;
@@ -38,6 +41,9 @@ struct fsdp_context {
 
 /* FSDP_OK, or the device's, communicators' or peers' first error. Cheap: every enqueue asks. */
 fsdp_status fsdp__context_check(fsdp_context *ctx);
+/* status, or what stopped the context if something did: an abort's own sentence says who and why, while the operation that
+ * it met only knows that it was stopped. */
+fsdp_status fsdp__context_explain(fsdp_context *ctx, fsdp_status status);
 /* Wait until every stream is idle, at most timeout_ns each. TIMEOUT: one is still running; another error: all are idle. */
 fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns);
 /* Give a warning to the caller's log. */

@@ -16,31 +16,34 @@ fsdp_status fsdp__side_all_gather(fsdp_context *ctx, const void *mine, void *all
     return ctx->backend->side->all_gather(ctx->side, mine, all, bytes, ctx->timeout_ns);
 }
 
-typedef struct ballot {
-    int32_t status;
-    char text[1020];
-} ballot;
+fsdp_status fsdp__side_text(fsdp_context *ctx, uint32_t root, const char *mine, char *out_text)
+{
+    char padded[FSDP__SIDE_TEXT_BYTES] = "";
+    strncpy(padded, mine, sizeof padded - 1);
+    for (size_t at = 0; at < sizeof padded; at += FSDP__VOTE_BYTES) {
+        FSDP_TRY(fsdp__side_all_gather(ctx, padded + at, ctx->votes, FSDP__VOTE_BYTES));
+        memcpy(out_text + at, ctx->votes + (size_t)root * FSDP__VOTE_BYTES, FSDP__VOTE_BYTES);
+        if (memchr(out_text + at, 0, FSDP__VOTE_BYTES) != NULL) break; /* on every rank at the same piece */
+    }
+    return FSDP_OK;
+}
 
 fsdp_status fsdp__side_vote(fsdp_context *ctx, fsdp_status mine, const char *what)
 {
-    ballot *all = fsdp__host_alloc(&ctx->host, ctx->world + 1u, sizeof *all);
-    if (all == NULL)
-        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "%s: no host memory for the vote of %u ranks", what, ctx->world);
-    ballot *own = &all[ctx->world];
-    own->status = mine;
-    if (mine != FSDP_OK) {
-        strncpy(own->text, fsdp_last_error(), sizeof own->text - 1);
+    int32_t ballot[FSDP__VOTE_BYTES / sizeof(int32_t)] = {mine}, first = FSDP_OK;
+    char own[FSDP__SIDE_TEXT_BYTES] = "", said[FSDP__SIDE_TEXT_BYTES];
+    if (mine != FSDP_OK) strncpy(own, fsdp_last_error(), sizeof own - 1);
+    fsdp_status status = fsdp__side_all_gather(ctx, ballot, ctx->votes, FSDP__VOTE_BYTES);
+    uint32_t r = 0;
+    while (status == FSDP_OK && r < ctx->world) {
+        memcpy(&first, ctx->votes + (size_t)r * FSDP__VOTE_BYTES, sizeof first);
+        if (first != FSDP_OK) break;
+        r++;
     }
-    fsdp_status status = fsdp__side_all_gather(ctx, own, all, sizeof *all);
-    for (uint32_t r = 0; status == FSDP_OK && r < ctx->world; r++) {
-        if (all[r].status == FSDP_OK) continue;
-        all[r].text[sizeof all[r].text - 1] = 0;
-        status = (fsdp_status)all[r].status;
-        if (mine == FSDP_OK) fsdp__fail(status, "%s failed on rank %u, so on every rank: %s", what, r, all[r].text);
-        else fsdp__fail(mine, "%s", own->text), status = mine;
-    }
-    fsdp__host_free(&ctx->host, all, ctx->world + 1u, sizeof *all);
-    return status;
+    if (status == FSDP_OK && first != FSDP_OK) status = fsdp__side_text(ctx, r, own, said);
+    if (mine != FSDP_OK) return fsdp__fail(mine, "%s", own);
+    if (status != FSDP_OK || first == FSDP_OK) return status;
+    return fsdp__fail((fsdp_status)first, "%s failed on rank %u, so on every rank: %s", what, r, said);
 }
 
 fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n)

@@ -7,6 +7,10 @@
 
 /* all[r * bytes …] = rank r's blob, on every rank, within the context's deadline. */
 fsdp_status fsdp__side_all_gather(fsdp_context *ctx, const void *mine, void *all, size_t bytes);
+enum { FSDP__SIDE_TEXT_BYTES = 1024 };
+
+/* Rank root's text, cut to FSDP__SIDE_TEXT_BYTES with its end, on every rank. Takes no memory; in pieces, for errors. */
+fsdp_status fsdp__side_text(fsdp_context *ctx, uint32_t root, const char *mine, char *out_text);
 /* The vote: FSDP_OK if every rank brings FSDP_OK; else, on every rank, the code and sentence of the lowest rank that
  * failed, with its number. `mine` with its sentence in fsdp_last_error(). */
 fsdp_status fsdp__side_vote(fsdp_context *ctx, fsdp_status mine, const char *what);

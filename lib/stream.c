@@ -132,7 +132,7 @@ static fsdp_status launch_caller(const char *call, fsdp_stream *s, const fsdp_de
     fsdp__lock(s->ctx);
     fsdp_status status = fsdp__launch(s, op, "");
     fsdp__unlock(s->ctx);
-    return status;
+    return status == FSDP_OK ? status : fsdp__context_explain(s->ctx, status);
 }
 
 fsdp_status fsdp_stream_host_call(fsdp_stream *stream, fsdp_host_fn fn, void *arg)
@@ -183,7 +183,7 @@ fsdp_status fsdp_stream_drain_host(fsdp_stream *stream, uint64_t timeout_ns)
     fsdp__lock(stream->ctx);
     fsdp_status status = fsdp__device_drain_host(stream, timeout_ns);
     fsdp__unlock(stream->ctx);
-    return status != FSDP_OK ? status : fsdp__context_check(stream->ctx);
+    return fsdp__context_explain(stream->ctx, status);
 }
 
 struct fsdp_event {
@@ -259,5 +259,5 @@ fsdp_status fsdp_event_wait_host(fsdp_event *event, uint64_t timeout_ns)
     fsdp__lock(event->ctx);
     fsdp_status status = fsdp__device_event_wait_host(event->ctx, event->native, timeout_ns);
     fsdp__unlock(event->ctx);
-    return status != FSDP_OK ? status : fsdp__context_check(event->ctx);
+    return fsdp__context_explain(event->ctx, status);
 }

@@ -9,26 +9,28 @@
 
 struct fsdp_work {
     fsdp_context *ctx;
-    fsdp__fence fence; /* fence.event is this work's own, until release */
+    void *event;       /* this work's own, until release */
+    fsdp__fence fence; /* of its record */
 };
 
-fsdp_status fsdp__work_create(fsdp_stream *s, fsdp_work **out_work)
+fsdp_status fsdp__work_create(fsdp_context *ctx, fsdp_work **out_work)
 {
-    fsdp_context *ctx = s->ctx;
     fsdp_work *work = fsdp__host_alloc(&ctx->host, 1, sizeof *work);
-    if (work == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "a work on stream %s: no host memory", s->name);
+    if (work == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "a work: no host memory for %zu bytes", sizeof *work);
     work->ctx = ctx;
-    void *event = NULL;
-    fsdp_status status = fsdp__device_event_create(ctx, &event);
-    if (status == FSDP_OK) status = fsdp__record(s, FSDP_MARK_CALLER, s->name, event, &work->fence);
+    fsdp_status status = fsdp__device_event_create(ctx, &work->event);
     if (status != FSDP_OK) {
-        fsdp__device_event_destroy(ctx, event);
         fsdp__host_free(&ctx->host, work, 1, sizeof *work);
         return status;
     }
     ctx->n_children++;
     *out_work = work;
     return FSDP_OK;
+}
+
+fsdp_status fsdp__work_record(fsdp_work *work, fsdp_stream *s)
+{
+    return fsdp__record(s, FSDP_MARK_CALLER, s->name, work->event, &work->fence);
 }
 
 fsdp_status fsdp_work_wait(fsdp_work *work, fsdp_stream *stream)
@@ -46,16 +48,16 @@ fsdp_status fsdp_work_is_done(fsdp_work *work, bool *out_done)
     FSDP_NEED(work);
     FSDP_NEED(out_done);
     FSDP_TRY(fsdp__context_check(work->ctx));
-    return work->ctx->backend->device->event_query(work->ctx->dev, work->fence.event, out_done);
+    return work->ctx->backend->device->event_query(work->ctx->dev, work->event, out_done);
 }
 
 fsdp_status fsdp_work_wait_host(fsdp_work *work, uint64_t timeout_ns)
 {
     FSDP_NEED(work);
     fsdp__lock(work->ctx);
-    fsdp_status status = fsdp__device_event_wait_host(work->ctx, work->fence.event, timeout_ns);
+    fsdp_status status = fsdp__device_event_wait_host(work->ctx, work->event, timeout_ns);
     fsdp__unlock(work->ctx);
-    return status != FSDP_OK ? status : fsdp__context_check(work->ctx);
+    return fsdp__context_explain(work->ctx, status);
 }
 
 void fsdp_work_release(fsdp_work *work)
@@ -64,7 +66,7 @@ void fsdp_work_release(fsdp_work *work)
     fsdp_context *ctx = work->ctx;
     fsdp__lock(ctx);
     fsdp__fence_forget(&ctx->clocks, &work->fence);
-    fsdp__device_event_destroy(ctx, work->fence.event);
+    fsdp__device_event_destroy(ctx, work->event);
     ctx->n_children--;
     fsdp__unlock(ctx);
     fsdp__host_free(&ctx->host, work, 1, sizeof *work);

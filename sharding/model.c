@@ -39,7 +39,9 @@ static fsdp_status check_open(const char *call, fsdp_model *model)
 
 fsdp_status fsdp__model_fail(fsdp_model *model, fsdp_status status)
 {
-    if (status != FSDP_OK && model->failed == FSDP_OK) {
+    if (status == FSDP_OK) return status;
+    status = fsdp__context_explain(model->ctx, status);
+    if (model->failed == FSDP_OK) {
         model->failed = status;
         strncpy(model->failed_text, fsdp_last_error(), sizeof model->failed_text - 1);
     }
@@ -107,8 +109,8 @@ fsdp_status fsdp_model_destroy(fsdp_model *model)
     fsdp_context *ctx = model->ctx;
     const fsdp_host_allocator *host = &ctx->host;
     fsdp__lock(ctx);
-    FSDP_IGNORE(fsdp__context_drain(
-        ctx, ctx->timeout_ns)); /* what stopped it is the context's; the memory goes back either way */
+    /* What stopped it is the context's. The memory goes back either way, so nothing may be running: there is no deadline. */
+    FSDP_IGNORE(fsdp__context_drain(ctx, UINT64_MAX));
     if (model->phase != FSDP__OPEN) fsdp__drop_step(model);
     fsdp__unseal(model);
     fsdp__passes_fini(model);
@@ -179,7 +181,7 @@ fsdp_status fsdp_model_add_unit(fsdp_model *model, const char *name, const fsdp_
     return FSDP_OK;
 }
 
-const char *fsdp_unit_name(const fsdp_unit *unit) { return unit->name; }
+const char *fsdp_unit_name(const fsdp_unit *unit) { return unit != NULL ? unit->name : ""; }
 
 fsdp_status fsdp_model_stats_get(const fsdp_model *model, fsdp_model_stats *out_stats)
 {
@@ -190,5 +192,6 @@ fsdp_status fsdp_model_stats_get(const fsdp_model *model, fsdp_model_stats *out_
 
 float fsdp_model_grad_factor(const fsdp_model *model)
 {
+    if (model == NULL) return 0.0f;
     return model->config.grad_sum ? 1.0f : (float)(1.0 / model->ctx->world);
 }

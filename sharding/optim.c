@@ -202,7 +202,7 @@ fsdp_status fsdp_step_sum(fsdp_model *model, uint32_t index, const float *device
     fsdp_device_op op = {.kind = FSDP_OPERATION_ADD,
                          .u.add = {part + 1 + index, device_value, 1, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32}};
     if (status == FSDP_OK) status = fsdp__launch(stream, &op, "sums");
-    fsdp__note_write(&model->part_edges, stream);
+    if (status == FSDP_OK) fsdp__note_write(&model->part_edges, stream);
     fsdp__unlock(model->ctx);
     return fsdp__model_fail(model, status);
 }
@@ -220,9 +220,8 @@ fsdp_status fsdp_step_report_get(fsdp_model *model, uint64_t step, uint64_t time
     fsdp__lock(model->ctx);
     fsdp_status status = fsdp__device_event_wait_host(model->ctx, model->report_event[slot], timeout_ns);
     fsdp__unlock(model->ctx);
-    FSDP_TRY(status);
-    FSDP_TRY(fsdp__context_check(
-        model->ctx)); /* an event also happens when its stream has failed: then nothing was written */
+    /* An event also happens when its stream has failed: then nothing was written. */
+    FSDP_TRY(fsdp__context_explain(model->ctx, status));
     const fsdp_report_record *r = &model->reports[slot];
     fsdp_step_report report = {sizeof report, r->step,      r->updates,    r->skipped != 0,
                                r->lr,         r->grad_norm, r->clip_scale, {0.0f}};

@@ -92,8 +92,8 @@ fsdp_status fsdp_unit_add_param(fsdp_unit *unit, const char *name, uint32_t n_di
     return FSDP_OK;
 }
 
-const char *fsdp_param_name(const fsdp_param *param) { return param->name; }
-uint64_t fsdp_param_elems(const fsdp_param *param) { return param->elems; }
+const char *fsdp_param_name(const fsdp_param *param) { return param != NULL ? param->name : ""; }
+uint64_t fsdp_param_elems(const fsdp_param *param) { return param != NULL ? param->elems : 0; }
 
 fsdp_param *fsdp_model_find_param(fsdp_model *model, const char *name)
 {

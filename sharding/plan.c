@@ -11,6 +11,9 @@
 #include "sharding/layout.h"
 #include "sharding/pass.h"
 
+/* Of a model, pads included: no count of bytes comes near 2^64. */
+#define MAX_ELEMS ((uint64_t)1 << 54)
+
 /* Working space for one pass. */
 typedef struct space {
     fsdp__lives lives;
@@ -260,10 +263,8 @@ static fsdp_status plan_bytes(fsdp_model *model)
 static fsdp_status build_schedule(fsdp_model *model)
 {
     const fsdp_host_allocator *host = &model->ctx->host;
-    if (model->schedule_bytes != NULL) {
-        fsdp__host_free(host, model->schedule_bytes, model->schedule_units, sizeof *model->schedule_bytes);
-        fsdp__host_free(host, model->schedule_held, model->schedule_units, sizeof *model->schedule_held);
-    }
+    fsdp__host_free(host, model->schedule_bytes, model->schedule_units, sizeof *model->schedule_bytes);
+    fsdp__host_free(host, model->schedule_held, model->schedule_units, sizeof *model->schedule_held);
     model->schedule_units = model->n_units;
     model->schedule_bytes = fsdp__host_alloc(host, model->n_units, sizeof *model->schedule_bytes);
     model->schedule_held = fsdp__host_alloc(host, model->n_units, sizeof *model->schedule_held);
@@ -284,7 +285,13 @@ fsdp_status fsdp__plan_build(fsdp_model *model)
     if (model->n_units == 0)
         return fsdp__fail(FSDP_ERR_STATE, "model %s has no unit: add one with fsdp_model_add_unit", model->name);
     memset(&model->plan, 0, sizeof model->plan);
-    for (size_t i = 0; i < model->n_units; i++) FSDP_TRY(fsdp__layout_unit(model->units[i], model->ctx->world));
+    uint64_t elems = 0;
+    for (size_t i = 0; i < model->n_units; i++) {
+        const fsdp_unit *unit = model->units[i];
+        FSDP_TRY(fsdp__layout_unit(model->units[i], model->ctx->world));
+        for (uint32_t g = 0; g < unit->n_groups; g++) elems += unit->groups[g].elems;
+        if (elems > MAX_ELEMS) return fsdp__fail(FSDP_ERR_ARG, "model %s: more than 2^54 elements", model->name);
+    }
     FSDP_TRY(build_schedule(model));
     FSDP_TRY(fsdp__passes_build(model));
     FSDP_TRY(plan_pools(model));

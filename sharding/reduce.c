@@ -151,10 +151,12 @@ fsdp_status fsdp__reduce(fsdp_unit *unit)
     fsdp__need_read(&need, &unit->grad_edges);
     fsdp__need_write(&need, &unit->gradient_edges);
     fsdp_status status = fsdp__wait_need(lane, &need);
-    if (status == FSDP_OK) status = model->ctx->world == 1 ? reduce_alone(unit, lane) : reduce_over_ranks(unit, lane);
-    if (status == FSDP_OK) status = poison(unit, lane);
-    fsdp__note_write(&unit->grad_edges, lane);
-    fsdp__note_write(&unit->gradient_edges, lane);
+    if (status == FSDP_OK) {
+        status = model->ctx->world == 1 ? reduce_alone(unit, lane) : reduce_over_ranks(unit, lane);
+        if (status == FSDP_OK) status = poison(unit, lane);
+        fsdp__note_write(&unit->grad_edges, lane);
+        fsdp__note_write(&unit->gradient_edges, lane);
+    }
     if (status == FSDP_OK) status = fsdp__record(lane, FSDP_MARK_REDUCED, unit->name, NULL, NULL);
     fsdp__give_grads(unit);
     unit->reduced = true;

@@ -15,7 +15,7 @@
 #include "sharding/plan.h"
 #include "sharding/shard.h"
 
-enum { ITEM_BYTES = 320 };
+enum { ITEM_BYTES = 400 };
 
 static uint64_t hash_bytes(uint64_t h, const void *data, size_t bytes)
 {
@@ -29,11 +29,26 @@ static uint32_t count_items(const fsdp_model *model)
     return 2 + (uint32_t)model->n_units + model->n_params + (uint32_t)model->n_passes;
 }
 
+/* What stands for a name that is longer than its line has room for. */
+typedef struct tail {
+    char text[24];
+} tail;
+
+static tail tail_of(const char *name, size_t room)
+{
+    tail t = {""};
+    size_t bytes = strlen(name);
+    if (bytes > room)
+        snprintf(t.text, sizeof t.text, "…#%016llx",
+                 (unsigned long long)hash_bytes(0xcbf29ce484222325ull, name, bytes));
+    return t;
+}
+
 static void describe_param(const fsdp_param *p, char *text)
 {
-    int n = snprintf(text, ITEM_BYTES, "parameter %.80s of unit %.60s: %s%s, lr_scale %g%s, shape [", p->name,
-                     p->unit->name, fsdp_dtype_name(p->compute_dtype), p->frozen ? " frozen" : "", (double)p->lr_scale,
-                     p->no_decay ? ", no decay" : "");
+    int n = snprintf(text, ITEM_BYTES, "parameter %.80s%s of unit %.40s: %s%s, lr_scale %.9g%s, shape [", p->name,
+                     tail_of(p->name, 80).text, p->unit->name, fsdp_dtype_name(p->compute_dtype),
+                     p->frozen ? " frozen" : "", (double)p->lr_scale, p->no_decay ? ", no decay" : "");
     for (uint32_t i = 0; i < p->n_dims && n < ITEM_BYTES; i++)
         n += snprintf(text + n, (size_t)(ITEM_BYTES - n), "%s%llu", i ? ", " : "", (unsigned long long)p->dims[i]);
     if (n < ITEM_BYTES) snprintf(text + n, (size_t)(ITEM_BYTES - n), "]");
@@ -46,7 +61,8 @@ static void describe_pass(const fsdp__pass *pass, char *text)
         uint32_t line[3] = {pass->visits[i].unit, (uint32_t)pass->given[i].use, pass->visits[i].until};
         h = hash_bytes(h, line, sizeof line);
     }
-    snprintf(text, ITEM_BYTES, "pass %.80s: %u visits, list %016llx", pass->name, pass->n, (unsigned long long)h);
+    snprintf(text, ITEM_BYTES, "pass %.80s%s: %u visits, list %016llx", pass->name, tail_of(pass->name, 80).text,
+             pass->n, (unsigned long long)h);
 }
 
 static void describe_unit(const fsdp_unit *u, char *text)
@@ -54,19 +70,19 @@ static void describe_unit(const fsdp_unit *u, char *text)
     const fsdp_unit_config *c = &u->config;
     snprintf(
         text, ITEM_BYTES,
-        "unit %.80s: %zu parameters, compute %s, grad %s, reduce %s, master %s, reshard %d, place %d, zero_grads %d",
-        u->name, u->n_params, fsdp_dtype_name(c->compute_dtype), fsdp_dtype_name(c->grad_dtype),
-        fsdp_dtype_name(c->reduce_dtype), fsdp_dtype_name(c->master_dtype), (int)c->reshard, (int)c->place,
-        (int)c->zero_grads);
+        "unit %.80s%s: %zu parameters, compute %s, grad %s, reduce %s, master %s, reshard %d, place %d, zero_grads %d",
+        u->name, tail_of(u->name, 80).text, u->n_params, fsdp_dtype_name(c->compute_dtype),
+        fsdp_dtype_name(c->grad_dtype), fsdp_dtype_name(c->reduce_dtype), fsdp_dtype_name(c->master_dtype),
+        (int)c->reshard, (int)c->place, (int)c->zero_grads);
 }
 
 static void describe_model(const fsdp_model *model, char *text)
 {
     const fsdp_model_config *c = &model->config;
     int n = snprintf(text, ITEM_BYTES,
-                     "model %.60s: depth %u, prefetch_bytes %llu, grad_buffers %u, accumulation %d, grad_sum %d",
-                     model->name, c->depth, (unsigned long long)c->prefetch_bytes, c->grad_buffers,
-                     (int)c->accumulation, (int)c->grad_sum);
+                     "model %.60s%s: depth %u, prefetch_bytes %llu, grad_buffers %u, accumulation %d, grad_sum %d",
+                     model->name, tail_of(model->name, 60).text, c->depth, (unsigned long long)c->prefetch_bytes,
+                     c->grad_buffers, (int)c->accumulation, (int)c->grad_sum);
     const fsdp_adamw *opt = model->adamw;
     if (opt != NULL && n < ITEM_BYTES)
         snprintf(text + n, (size_t)(ITEM_BYTES - n), ", AdamW beta1 %a beta2 %a eps %a weight_decay %a",
@@ -105,6 +121,16 @@ static void keep_hash(void *arg, uint32_t k, const char *text)
     ((uint64_t *)arg)[k] = hash_bytes(0xcbf29ce484222325ull, text, strlen(text));
 }
 
+/* Between rank 0 and another one; rank 0: none. */
+typedef struct difference {
+    uint32_t item, rank;
+} difference;
+
+static fsdp_status fail_no_host_memory(void)
+{
+    return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_model_seal: no host memory to compare models");
+}
+
 struct wanted {
     uint32_t k;
     char text[ITEM_BYTES];
@@ -116,36 +142,30 @@ static void keep_text(void *arg, uint32_t k, const char *text)
     if (k == w->k) snprintf(w->text, sizeof w->text, "%s", text);
 }
 
-/* Every rank now knows that item k is the first to differ: fetch all its texts and name two of them. */
-static fsdp_status name_difference(fsdp_model *model, uint32_t k)
+/* Every rank now knows that item k is the first to differ, between rank 0 and another: fetch both texts and name them. */
+static fsdp_status name_difference(fsdp_model *model, const difference *d)
 {
-    fsdp_context *ctx = model->ctx;
-    struct wanted w = {k, "nothing more"};
+    struct wanted w = {d->item, "nothing more"};
+    char first[FSDP__SIDE_TEXT_BYTES], second[FSDP__SIDE_TEXT_BYTES];
     describe_items(model, keep_text, &w);
-    char *all = fsdp__host_alloc(&ctx->host, ctx->world, ITEM_BYTES);
-    if (all == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_model_seal: no host memory");
-    fsdp_status status = fsdp__side_all_gather(ctx, w.text, all, ITEM_BYTES);
-    uint32_t other = 1;
-    while (status == FSDP_OK && other < ctx->world && strcmp(all, all + (size_t)other * ITEM_BYTES) == 0) other++;
-    if (status == FSDP_OK)
-        status = fsdp__fail(
-            FSDP_ERR_MISMATCH,
-            "fsdp_model_seal: ranks registered different models. First difference: rank 0 has %s; rank %u has %s", all,
-            other, all + (size_t)other % ctx->world * ITEM_BYTES);
-    fsdp__host_free(&ctx->host, all, ctx->world, ITEM_BYTES);
-    return status;
+    FSDP_TRY(fsdp__side_text(model->ctx, 0, w.text, first));
+    FSDP_TRY(fsdp__side_text(model->ctx, d->rank, w.text, second));
+    return fsdp__fail(
+        FSDP_ERR_MISMATCH,
+        "fsdp_model_seal: ranks registered different models. First difference: rank 0 has %s; rank %u has %s", first,
+        d->rank, second);
 }
 
-/* Compare n_shared item hashes of all ranks; *out_first: the first that differs, n_shared if none. */
-static fsdp_status compare_hashes(fsdp_context *ctx, const uint64_t *mine, uint32_t n_shared, uint32_t *out_first)
+/* Compare n_shared item hashes of all ranks; an item of d that differs before d->item takes its place. */
+static fsdp_status compare_hashes(fsdp_context *ctx, const uint64_t *mine, uint32_t n_shared, difference *d)
 {
     uint64_t *all = fsdp__host_alloc(&ctx->host, (size_t)ctx->world * n_shared, sizeof *all);
-    if (all == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_model_seal: no host memory");
-    fsdp_status status = fsdp__side_all_gather(ctx, mine, all, n_shared * sizeof *all);
-    *out_first = n_shared;
+    fsdp_status status = all == NULL ? fail_no_host_memory() : FSDP_OK;
+    status = fsdp__side_vote(ctx, status, "fsdp_model_seal");
+    if (status == FSDP_OK) status = fsdp__side_all_gather(ctx, mine, all, n_shared * sizeof *all);
     for (uint32_t r = 1; status == FSDP_OK && r < ctx->world; r++)
-        for (uint32_t k = 0; k < *out_first; k++)
-            if (all[(size_t)r * n_shared + k] != all[k]) *out_first = k;
+        for (uint32_t k = 0; k < d->item; k++)
+            if (all[(size_t)r * n_shared + k] != all[k]) *d = (difference){k, r};
     fsdp__host_free(&ctx->host, all, (size_t)ctx->world * n_shared, sizeof *all);
     return status;
 }
@@ -154,35 +174,31 @@ static fsdp_status compare(fsdp_model *model)
 {
     fsdp_context *ctx = model->ctx;
     uint32_t n = count_items(model), n_shared = n;
-    bool counts_differ = false;
+    difference d = {0, 0};
     uint32_t *counts = fsdp__host_alloc(&ctx->host, ctx->world, sizeof *counts);
     uint64_t *hashes = fsdp__host_alloc(&ctx->host, n, sizeof *hashes);
-    fsdp_status status = counts == NULL || hashes == NULL
-                             ? fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_model_seal: no host memory")
-                             : FSDP_OK;
+    fsdp_status status = counts == NULL || hashes == NULL ? fail_no_host_memory() : FSDP_OK;
     status = fsdp__side_vote(ctx, status, "fsdp_model_seal");
     if (status == FSDP_OK) status = fsdp__side_all_gather(ctx, &n, counts, sizeof n);
-    for (uint32_t r = 0; status == FSDP_OK && r < ctx->world; r++) {
-        counts_differ |= counts[r] != counts[0];
+    for (uint32_t r = 0; status == FSDP_OK && r < ctx->world; r++)
         if (counts[r] < n_shared) n_shared = counts[r];
-    }
-    uint32_t first = n_shared;
     if (status == FSDP_OK) {
+        d.item = n_shared;
+        for (uint32_t r = ctx->world; r-- > 1;) /* a rank that ends here where rank 0 does not, or goes on */
+            if ((counts[r] == n_shared) != (counts[0] == n_shared)) d.rank = r;
         describe_items(model, keep_hash, hashes);
-        status = compare_hashes(ctx, hashes, n_shared, &first);
+        status = compare_hashes(ctx, hashes, n_shared, &d);
     }
     fsdp__host_free(&ctx->host, hashes, n, sizeof *hashes);
     fsdp__host_free(&ctx->host, counts, ctx->world, sizeof *counts);
-    if (status == FSDP_OK && (first < n_shared || counts_differ)) status = name_difference(model, first);
-    return status;
+    return status == FSDP_OK && d.rank != 0 ? name_difference(model, &d) : status;
 }
 
 /* Each kind of collective once, on the lane and communicator that will run it: connections are made and kernels loaded
- * here, not in the first step. Contents do not matter: the zeros come after. */
-static fsdp_status warm_up(fsdp_model *model)
+ * here, not in the first step. Buffers are undefined before and after; the step's records are zero, and so are their sums. */
+static fsdp_status enqueue_each_kind(fsdp_model *model)
 {
     fsdp_context *ctx = model->ctx;
-    if (ctx->world == 1) return FSDP_OK;
     float *part = (float *)(void *)((char *)model->scratch + model->plan.part_offset),
           *total = part + (model->plan.total_offset - model->plan.part_offset) / sizeof *part;
     fsdp_collective norm = {.kind = FSDP_OPERATION_ALL_REDUCE,
@@ -217,9 +233,29 @@ static fsdp_status warm_up(fsdp_model *model)
         FSDP_TRY(fsdp__comm_enqueue(ctx->reduce_comm, reduce, &rs, 1));
         break;
     }
-    FSDP_TRY(fsdp__comm_enqueue(ctx->reduce_comm, reduce, &norm, 1));
-    FSDP_TRY(fsdp__device_drain_host(gather, ctx->timeout_ns));
-    return fsdp__device_drain_host(reduce, ctx->timeout_ns);
+    return fsdp__comm_enqueue(ctx->reduce_comm, reduce, &norm, 1);
+}
+
+static fsdp_status warm_up(fsdp_model *model)
+{
+    fsdp_context *ctx = model->ctx;
+    if (ctx->world == 1) return FSDP_OK;
+    fsdp__lock(ctx);
+    fsdp_status status = enqueue_each_kind(model);
+    fsdp__unlock(ctx);
+    status = fsdp__side_vote(ctx, status, "fsdp_model_seal");
+    if (status != FSDP_OK) { /* some ranks wait for what others could not enqueue: nothing follows on these wires */
+        char text[1024];
+        snprintf(text, sizeof text, "%s", fsdp_last_error());
+        fsdp__comm_abort(ctx->comm);
+        if (ctx->reduce_comm != ctx->comm) fsdp__comm_abort(ctx->reduce_comm);
+        return fsdp__fail(status, "%s", text);
+    }
+    fsdp__lock(ctx);
+    status = fsdp__device_drain_host(ctx->lanes[FSDP_LANE_GATHER], ctx->timeout_ns);
+    if (status == FSDP_OK) status = fsdp__device_drain_host(ctx->lanes[FSDP_LANE_REDUCE], ctx->timeout_ns);
+    fsdp__unlock(ctx);
+    return status == FSDP_OK ? status : fsdp__context_explain(ctx, status);
 }
 
 static fsdp_status take_and_vote(fsdp_model *model)
@@ -227,14 +263,18 @@ static fsdp_status take_and_vote(fsdp_model *model)
     fsdp_context *ctx = model->ctx;
     fsdp__lock(ctx);
     fsdp_status status = fsdp__shard_alloc(model);
+    if (status == FSDP_OK) status = fsdp__shard_clear(model);
     fsdp__unlock(ctx);
     status = fsdp__side_vote(ctx, status, "fsdp_model_seal");
-    fsdp__lock(ctx);
     if (status == FSDP_OK) status = warm_up(model);
-    if (status == FSDP_OK) status = fsdp__shard_clear(model);
-    if (status != FSDP_OK) fsdp__unseal(model);
+    if (status == FSDP_OK) return status;
+    char text[1024]; /* the first sentence stays */
+    snprintf(text, sizeof text, "%s", fsdp_last_error());
+    fsdp__lock(ctx);
+    FSDP_IGNORE(fsdp__context_drain(ctx, UINT64_MAX)); /* what still runs ends by its own deadline */
+    fsdp__unseal(model);
     fsdp__unlock(ctx);
-    return status;
+    return fsdp__fail(status, "%s", text);
 }
 
 fsdp_status fsdp_model_seal(fsdp_model *model)

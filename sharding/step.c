@@ -294,42 +294,41 @@ static fsdp_status check_end(const char *call, fsdp_unit *unit, fsdp_stream *str
     return FSDP_OK;
 }
 
-/* s waits for the further streams of the window, which ends here for them too. */
-static fsdp_status join_users(fsdp_unit *unit, fsdp_stream *s)
+/* s waits for the further streams of the window, for what they were given so far. */
+static fsdp_status join_users(fsdp_unit *unit, fsdp_stream *s, bool backward)
 {
     for (uint32_t i = 0; i < unit->n_users; i++) {
         fsdp__fence fence;
-        unit->user[i]->n_open--;
+        note_window(unit, unit->user[i], backward);
         FSDP_TRY(fsdp__record(unit->user[i], FSDP_MARK_USED, unit->name, NULL, &fence));
         FSDP_TRY(fsdp__wait_fence(s, &fence, FSDP_REASON_READ));
     }
-    unit->n_users = 0;
     return FSDP_OK;
 }
 
-/* Close one window: note its uses; *out_give: it was the last and the buffer is to be given back. */
+/* Close one window: note its uses; *out_give: it was the last and the buffer is to be given back. What can fail comes
+ * first: until then the window is open, and fsdp_pass_abort knows who is in it. */
 static fsdp_status close_window(fsdp_unit *unit, fsdp_stream *s, bool backward, bool *out_give)
 {
     fsdp_model *model = unit->model;
-    unit->n_open[backward]--;
-    model->n_open--;
-    bool last = unit->n_open[0] + unit->n_open[1] == 0;
-    *out_give = false;
-    if (last) {
-        s->n_open--;
-        FSDP_TRY(join_users(unit, s));
-        *out_give = unit->full != NULL && !fsdp__unit_held(unit) &&
-                    !fsdp__schedule_keeps(&model->schedule, &model->cursor, unit->index);
-    }
+    bool last = unit->n_open[0] + unit->n_open[1] == 1, last_backward = backward && unit->n_open[1] == 1;
+    *out_give = last && unit->full != NULL && !fsdp__unit_held(unit) &&
+                !fsdp__schedule_keeps(&model->schedule, &model->cursor, unit->index);
+    if (last || last_backward) FSDP_TRY(join_users(unit, s, backward));
     note_window(unit, s, backward);
-    fsdp__note_read(&unit->full_edges, s);
-    if (FSDP__MUTATED(FSDP__MUTANT_EARLY_USE)) unit->full_edges.read[unit->full_edges.n_reads - 1] -= FSDP__SLOTS;
-    if (unit->aliased) fsdp__note_read(&unit->master_edges, s);
     if (*out_give && (model->ctx->debug & FSDP_DEBUG_POISON)) {
         fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
                              .u.fill = {(void *)(uintptr_t)fsdp__full_begin(unit), unit->full_bytes, 0xff}};
         FSDP_TRY(fsdp__launch(s, &op, unit->name));
     }
+    fsdp__note_read(&unit->full_edges, s);
+    if (FSDP__MUTATED(FSDP__MUTANT_EARLY_USE)) unit->full_edges.read[unit->full_edges.n_reads - 1] -= FSDP__SLOTS;
+    if (unit->aliased) fsdp__note_read(&unit->master_edges, s);
+    unit->n_open[backward]--;
+    model->n_open--;
+    if (!last) return FSDP_OK;
+    s->n_open--;
+    while (unit->n_users > 0) unit->user[--unit->n_users]->n_open--;
     return FSDP_OK;
 }
 
@@ -408,6 +407,7 @@ static void drop_unit(fsdp_unit *unit)
         for (uint32_t i = 0; i < unit->n_users; i++) {
             unit->user[i]->n_open--;
             fsdp__note_read(&unit->full_edges, unit->user[i]);
+            if (unit->aliased) fsdp__note_read(&unit->master_edges, unit->user[i]);
             if (unit->grad != NULL) fsdp__note_read(&unit->grad_edges, unit->user[i]);
         }
     }
@@ -447,6 +447,13 @@ fsdp_status fsdp_pass_abort(fsdp_model *model, fsdp_stream *stream)
     if (model->phase == FSDP__OPEN)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_abort: model %s is not sealed", model->name);
     FSDP_TRY(fsdp__stream_check(__func__, model->ctx, stream));
+    if (model->phase == FSDP__IN_UPDATE && model->failed == FSDP_OK)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_abort: an update is begun: call fsdp_update_end");
+    if (model->phase == FSDP__IN_UPDATE)
+        return fsdp__fail(model->failed,
+                          "fsdp_pass_abort: model %s failed inside an update (%s), so some shards are new and some are "
+                          "old: destroy it and load what you saved",
+                          model->name, model->failed_text);
     fsdp__lock(model->ctx);
     fsdp__drop_step(model);
     model->phase = FSDP__IDLE;

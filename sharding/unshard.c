@@ -164,11 +164,13 @@ static fsdp_status gather(fsdp_unit *unit, uint64_t planned, bool needed_now)
     if (!FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_UPDATED)) fsdp__need_read(&need, &unit->master_edges);
     fsdp__need_write(&need, &unit->full_edges); /* a held buffer that is written again */
     fsdp_status status = fsdp__wait_need(lane, &need);
-    if (status == FSDP_OK) status = enqueue_gather(unit);
-    fsdp__note_read(&unit->master_edges, lane);
-    fsdp__note_write(&unit->full_edges, lane);
+    if (status == FSDP_OK) {
+        status = enqueue_gather(unit);
+        fsdp__note_read(&unit->master_edges, lane);
+        fsdp__note_write(&unit->full_edges, lane);
+    }
     if (status == FSDP_OK) status = fsdp__record(lane, FSDP_MARK_READY, unit->name, NULL, NULL);
-    unit->full_version = unit->version;
+    unit->full_version = status == FSDP_OK ? unit->version : UINT64_MAX; /* of no version: it is gathered again */
     unit->ahead = !needed_now;
     model->stats.gathers++;
     if (!needed_now) model->stats.gathers_ahead++;
@@ -205,6 +207,8 @@ void fsdp__reshard(fsdp_unit *unit)
 {
     assert(unit->full != NULL && !fsdp__unit_held(unit));
     fsdp__edges_clock(&unit->full_edges, &unit->full->use);
+    /* A buffer that was never touched still has its guard to pass on. */
+    fsdp__clock_max(&unit->full->use, &unit->full->guard, FSDP__SLOTS);
     fsdp__allocator_give(unit->model->gather_pool, unit->full, false);
     unit->full = NULL;
     unlink_gathered(unit);

@@ -53,11 +53,10 @@ static fsdp_status copy_host(fsdp_model *model, fsdp__edges *edges, void *dst, c
     fsdp_status status = fsdp__wait_need(lane, &need);
     fsdp_device_op op = {.kind = FSDP_OPERATION_COPY, .u.copy = {dst, src, bytes}};
     if (status == FSDP_OK) status = fsdp__launch(lane, &op, label);
-    if (write) fsdp__note_write(edges, lane);
-    else fsdp__note_read(edges, lane);
+    if (status == FSDP_OK) (write ? fsdp__note_write : fsdp__note_read)(edges, lane);
     if (status == FSDP_OK) status = fsdp__device_drain_host(lane, model->ctx->timeout_ns);
     fsdp__unlock(model->ctx);
-    return status != FSDP_OK ? status : fsdp__context_check(model->ctx);
+    return fsdp__context_explain(model->ctx, status);
 }
 
 /* Ask fn for this rank's part of one parameter, chunk by chunk. */

@@ -15,6 +15,8 @@
 /* Above what x86-64 and aarch64 give to user programs by default (2^47, 2^48), so that using one faults. */
 static const uint64_t FIRST_ADDRESS = (uint64_t)1 << 52, LAST_ADDRESS = (uint64_t)1 << 63;
 
+enum { MAX_WORLD = 1 << 20 }; /* the side channel keeps a few bytes a rank */
+
 typedef struct stream {
     uint64_t end_ns; /* of its last operation */
 } stream;
@@ -61,6 +63,9 @@ fsdp_status fsdp__sim_read_config(const void *backend_config, fsdp_sim_config *o
     *out = (fsdp_sim_config)FSDP_SIM_CONFIG_INIT;
     if (backend_config != NULL)
         FSDP_TRY(fsdp__read_config("fsdp_sim_config", out, sizeof *out, backend_config, sizeof *out));
+    if (out->world > MAX_WORLD)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_sim_config.world is %" PRIu32 ", expected 1 to %d", out->world,
+                          MAX_WORLD);
     if (out->rank >= out->world)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_sim_config: rank %" PRIu32 " of a world of %" PRIu32, out->rank,
                           out->world);
