@@ -195,7 +195,7 @@ static void a_stream_joined_before_the_free_is_waited_for_until_the_free(void **
     OK(fsdp_allocator_record_stream(sc->rig.a, p, sc->rig.s[B]));
     order(&sc->rig, B, A);
     slow_write(sc, B, p, 1, ROOM);
-        order(&sc->rig, A, B);
+    order(&sc->rig, A, B);
     give(&sc->rig, p); /* the caller's kernels are not seen: b may have been given more */
     assert_ptr_equal(take_room(sc, A), p);
     expect_waits(sc, A, 1 << B);

@@ -1,102 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* Sizes, budgets, numbers, errors, and which bytes come back. Who waits for whom is alloc_order_suite.c's. */
+/* Sizes, budgets, numbers, errors, threads. Which bytes come back is alloc_choice_suite.c's, who waits for whom
+ * alloc_order_suite.c's. */
 #include "alloc_suite.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { A, B, C, D, DEADLINE_S = 60 };
-
-/* ---- The rig ---- */
-
-void alloc_rig_open(alloc_rig *r, const alloc_suite *suite, uint64_t jitter_ns, uint64_t jitter_seed,
-                    uint64_t timeout_ns, const fsdp_host_allocator *host)
-{
-    *r = (alloc_rig){.suite = suite};
-    fsdp_config config = FSDP_CONFIG_INIT;
-    config.backend = suite->backend;
-    config.backend_config = suite->config(r->config, jitter_ns, jitter_seed);
-    config.timeout_ns = timeout_ns;
-    if (host != NULL) config.host = *host;
-    OK(fsdp_context_create(&config, &r->ctx));
-    static const char *const names[ALLOC_STREAMS] = {"a", "b", "c", "d"};
-    for (int i = 0; i < ALLOC_STREAMS; i++) OK(fsdp_stream_create(r->ctx, names[i], &r->s[i]));
-}
-
-void alloc_rig_close(alloc_rig *r)
-{
-    OK(fsdp_allocator_destroy(r->a));
-    for (int i = 0; i < ALLOC_STREAMS; i++) OK(fsdp_stream_release(r->s[i]));
-    OK(fsdp_context_destroy(r->ctx));
-}
-
-int alloc_rig_setup(void **state)
-{
-    alarm(DEADLINE_S);
-    alloc_rig *r = malloc(sizeof *r);
-    if (r == NULL) return -1;
-    alloc_rig_open(r, *state, 0, 0, 10000000000ull, NULL);
-    *state = r;
-    return 0;
-}
-
-int alloc_rig_teardown(void **state)
-{
-    alloc_rig_close(*state);
-    free(*state);
-    alarm(0);
-    return 0;
-}
-
-void make_allocator(alloc_rig *r, uint64_t budget_bytes, uint64_t segment_bytes)
-{
-    fsdp_allocator_config config = FSDP_ALLOCATOR_CONFIG_INIT;
-    config.name = "small";
-    config.budget_bytes = budget_bytes;
-    config.segment_bytes = segment_bytes;
-    config.policy = r->suite->policy;
-    OK(fsdp_allocator_create(r->ctx, &config, &r->a));
-}
-
-char *take(alloc_rig *r, uint64_t bytes, int stream)
-{
-    void *ptr = NULL;
-    OK(fsdp_allocator_alloc(r->a, bytes, r->s[stream], &ptr));
-    assert_non_null(ptr);
-    return ptr;
-}
-
-void give(alloc_rig *r, void *ptr) { OK(fsdp_allocator_free(r->a, ptr)); }
-
-fsdp_alloc_stats stats_of(alloc_rig *r)
-{
-    fsdp_alloc_stats stats = FSDP_ALLOC_STATS_INIT;
-    OK(fsdp_allocator_stats(r->a, &stats));
-    return stats;
-}
-
-static fsdp_counters counters(alloc_rig *r)
-{
-    fsdp_counters c = FSDP_COUNTERS_INIT;
-    OK(fsdp_context_counters(r->ctx, &c));
-    return c;
-}
-
-uint64_t n_waits(alloc_rig *r) { return counters(r).waits; }
-void order(alloc_rig *r, int stream, int other) { OK(fsdp_stream_wait_stream(r->s[stream], r->s[other])); }
-
-void touch(alloc_rig *r, int stream, void *ptr, uint8_t byte, uint64_t bytes)
-{
-    OK(fsdp_stream_fill(r->s[stream], ptr, byte, bytes));
-}
-
-static void assert_said(const char *fragment)
-{
-    if (strstr(fsdp_last_error(), fragment) == NULL) fail_msg("'%s' is not in: %s", fragment, fsdp_last_error());
-}
+enum { A, B, C, D };
 
 /* ---- Sizes ---- */
 
@@ -136,7 +48,7 @@ static void more_than_any_device_has_is_refused(void **state)
         assert_said("more than any device has");
         assert_ptr_equal(ptr, r);
     }
-    assert_int_equal(stats_of(r).reserved + stats_of(r).allocs + counters(r).device_bytes, 0);
+    assert_int_equal(stats_of(r).reserved + stats_of(r).allocs + counters_of(r).device_bytes, 0);
 }
 
 static void a_segment_too_large_to_be_had_does_not_stand_in_the_way(void **state)
@@ -185,7 +97,7 @@ static void a_budget_is_used_up_to_its_last_page(void **state)
     make_allocator(r, 20 * KIB, 16 * KIB);
     char *first = take(r, 16 * KIB, A), *second = take(r, 4 * KIB, A);
     assert_int_equal(stats_of(r).reserved, 20 * KIB);
-    assert_int_equal(counters(r).device_bytes, 20 * KIB);
+    assert_int_equal(counters_of(r).device_bytes, 20 * KIB);
     give(r, first), give(r, second);
 }
 
@@ -219,7 +131,7 @@ static void trim_gives_back_segments_that_are_wholly_free(void **state)
     OK(fsdp_allocator_trim_host(r->a));
     assert_int_equal(stats_of(r).reserved, 32 * KIB);
     assert_int_equal(stats_of(r).active, 20 * KIB);
-    assert_int_equal(counters(r).device_bytes, 32 * KIB);
+    assert_int_equal(counters_of(r).device_bytes, 32 * KIB);
     OK(fsdp_allocator_trim_host(r->a));
     assert_int_equal(stats_of(r).reserved, 32 * KIB);
     if (r->suite->has_data)
@@ -229,7 +141,7 @@ static void trim_gives_back_segments_that_are_wholly_free(void **state)
     assert_int_equal(stats_of(r).grows, 5);
     give(r, block[0]), give(r, block[1]), give(r, part);
     OK(fsdp_allocator_trim_host(r->a));
-    assert_int_equal(stats_of(r).reserved + counters(r).device_bytes, 0);
+    assert_int_equal(stats_of(r).reserved + counters_of(r).device_bytes, 0);
 }
 
 /* ---- Numbers ---- */
@@ -382,190 +294,8 @@ static void destroy_waits_for_the_device(void **state)
     give(&slow, p);
     OK(fsdp_allocator_destroy(slow.a));
     slow.a = NULL;
-    assert_int_equal(counters(&slow).device_bytes, 0);
+    assert_int_equal(counters_of(&slow).device_bytes, 0);
     alloc_rig_close(&slow);
-}
-
-/* ---- Choices ---- */
-
-/* Blocks of 8 KiB side by side, then what is left. */
-static void fill_up(alloc_rig *r, char **block, int n, int stream)
-{
-    for (int i = 0; i < n; i++) {
-        block[i] = take(r, 8 * KIB, stream);
-        if (i > 0) assert_ptr_equal(block[i], block[i - 1] + 8 * KIB);
-    }
-}
-
-static void give_after(alloc_rig *r, char *ptr, int stream)
-{
-    OK(fsdp_allocator_record_stream(r->a, ptr, r->s[stream]));
-    give(r, ptr);
-}
-
-static void a_fit_that_is_ordered_comes_before_a_tighter_one_that_is_not(void **state)
-{
-    alloc_rig *r = *state;
-    char *b[6];
-    make_allocator(r, 48 * KIB, 48 * KIB);
-    fill_up(r, b, 6, A);
-    give_after(r, b[1], B);       /* 8 KiB that b may still use */
-    give(r, b[3]), give(r, b[4]); /* 16 KiB that nobody else has */
-    uint64_t waits = n_waits(r);
-    assert_ptr_equal(take(r, 8 * KIB, A), b[3]);
-    assert_ptr_equal(take(r, 8 * KIB, A), b[4]);
-    assert_int_equal(n_waits(r), waits);
-    assert_ptr_equal(take(r, 8 * KIB, A), b[1]);
-    assert_int_equal(n_waits(r), waits + 1);
-    for (int i = 0; i < 6; i++) give(r, b[i]);
-}
-
-static void the_smallest_of_the_ordered_fits_is_taken(void **state)
-{
-    alloc_rig *r = *state;
-    char *b[8];
-    make_allocator(r, 64 * KIB, 64 * KIB);
-    fill_up(r, b, 8, A);
-    give(r, b[0]), give(r, b[1]), give(r, b[2]); /* 24 KiB, freed first */
-    give(r, b[4]), give(r, b[5]);                /* 16 */
-    give(r, b[7]);                               /* 8 */
-    assert_ptr_equal(take(r, 8 * KIB, A), b[7]);
-    assert_ptr_equal(take(r, 16 * KIB, A), b[4]);
-    assert_ptr_equal(take(r, 24 * KIB, A), b[0]);
-    give(r, b[0]), give(r, b[3]), give(r, b[4]), give(r, b[6]), give(r, b[7]);
-}
-
-static void where_none_is_ordered_the_one_freed_longest_ago_is_taken_with_a_wait(void **state)
-{
-    alloc_rig *r = *state;
-    static const int freed[] = {4, 0, 6, 2};
-    char *b[8];
-    make_allocator(r, 64 * KIB, 64 * KIB);
-    fill_up(r, b, 8, A);
-    for (int i = 0; i < 4; i++) {
-        give_after(r, b[freed[i]], B);
-        OK(fsdp_stream_delay(r->s[B], 100)); /* the next is used later */
-        order(r, C, B);
-    }
-    for (int i = 0; i < 4; i++) {
-        uint64_t waits = n_waits(r);
-        assert_ptr_equal(take(r, 8 * KIB, D), b[freed[i]]);
-        assert_true(n_waits(r) > waits);
-    }
-    for (int i = 0; i < 8; i++) give(r, b[i]);
-}
-
-static void a_larger_range_freed_earlier_comes_before_a_tighter_one_where_both_need_a_wait(void **state)
-{
-    alloc_rig *r = *state;
-    char *b[6];
-    make_allocator(r, 48 * KIB, 48 * KIB);
-    fill_up(r, b, 6, A);
-    give_after(r, b[2], B), give_after(r, b[3], B);
-    give_after(r, b[0], B);
-    char *p = take(r, 8 * KIB, C);
-    assert_true(p == b[2] || p == b[3]);
-    give(r, p);
-    give(r, b[1]), give(r, b[4]), give(r, b[5]);
-}
-
-static void the_policy_says_whether_to_wait_or_to_grow(void **state)
-{
-    alloc_rig *r = *state;
-    make_allocator(r, 32 * KIB, 16 * KIB);
-    char *first = take(r, 16 * KIB, A);
-    give(r, first);
-    uint64_t waits = n_waits(r);
-    char *p = take(r, 16 * KIB, B);
-    if (r->suite->policy == FSDP_ALLOC_WAIT_FIRST) {
-        assert_ptr_equal(p, first);
-        assert_int_equal(n_waits(r), waits + 1);
-        assert_int_equal(stats_of(r).grows, 1);
-        give(r, p);
-        return;
-    }
-    assert_ptr_not_equal(p, first);
-    assert_int_equal(n_waits(r), waits);
-    assert_int_equal(stats_of(r).grows, 2);
-    char *q = take(r, 16 * KIB, C); /* the budget is used up: now it waits */
-    assert_ptr_equal(q, first);
-    assert_int_equal(n_waits(r), waits + 1);
-    give(r, p), give(r, q);
-}
-
-/* However many fits would need a wait: what was grown for an allocation is what it gets. */
-static void growth_is_used_by_who_asked_for_it(void **state)
-{
-    alloc_rig *r = *state;
-    if (r->suite->policy != FSDP_ALLOC_GROW_FIRST) skip();
-    enum { N = 50 };
-    char *b[2 * N];
-    make_allocator(r, 0, 2 * N * 256);
-    for (int i = 0; i < 2 * N; i++) b[i] = take(r, 256, A);
-    for (int i = 0; i < N; i++) give(r, b[2 * i]); /* no two are neighbours */
-    uint64_t waits = n_waits(r);
-    for (int i = 0; i < N; i++) {
-        b[2 * i] = take(r, 256, B);
-        assert_int_equal(n_waits(r), waits);
-    }
-    assert_int_equal(stats_of(r).grows, 2);
-    for (int i = 0; i < 2 * N; i++) give(r, b[i]);
-}
-
-static void a_call_that_succeeds_leaves_the_last_error_alone(void **state)
-{
-    alloc_rig *r = *state;
-    make_allocator(r, 16 * KIB, 16 * KIB);
-    assert_int_equal(fsdp_allocator_free(r->a, r), FSDP_ERR_ARG);
-    char said[512];
-    snprintf(said, sizeof said, "%s", fsdp_last_error());
-    give(r, take(r, 16 * KIB, A));
-    give(r, take(r, 16 * KIB, B));
-    assert_string_equal(fsdp_last_error(), said);
-}
-
-/* ---- The same calls, the same addresses ---- */
-
-enum { REPLAY = 400 };
-
-static void replay(const alloc_suite *suite, uint64_t jitter_seed, int64_t *offset)
-{
-    alloc_rig r;
-    alloc_rig_open(&r, suite, 20000, jitter_seed, 10000000000ull, NULL);
-    make_allocator(&r, 256 * KIB, 256 * KIB);
-    char *base = take(&r, 256, A), *live[64] = {NULL};
-    uint64_t random = 0x853c49e6748fea9bull;
-    for (int i = 0; i < REPLAY; i++) {
-        random ^= random << 13, random ^= random >> 7, random ^= random << 17;
-        char **p = &live[(random >> 8) % 64];
-        int s = (int)((random >> 16) % ALLOC_STREAMS);
-        uint64_t bytes = (random >> 24) % 9000;
-        void *got = NULL;
-        if (*p != NULL) {
-            if (random % 3 == 0) OK(fsdp_allocator_record_stream(r.a, *p, r.s[s]));
-            give(&r, *p);
-            *p = NULL;
-        } else if (fsdp_allocator_alloc(r.a, bytes, r.s[s], &got) == FSDP_OK) {
-            *p = got;
-            touch(&r, s, got, 1, bytes);
-        }
-        if (random % 7 == 0) order(&r, (int)(random >> 40 & 3), (int)(random >> 44 & 3));
-        offset[i] = got != NULL ? (char *)got - base : -1;
-    }
-    for (int i = 0; i < 64; i++) give(&r, live[i]);
-    give(&r, base);
-    alloc_rig_close(&r);
-}
-
-static void the_same_calls_give_the_same_addresses_however_far_the_device_is(void **state)
-{
-    static int64_t first[REPLAY], again[REPLAY];
-    const alloc_suite *suite = ((alloc_rig *)*state)->suite;
-    replay(suite, 1, first);
-    for (uint64_t seed = 2; seed <= 4; seed++) {
-        replay(suite, seed, again);
-        assert_memory_equal(first, again, sizeof first);
-    }
 }
 
 /* ---- Threads and host memory ---- */
@@ -718,14 +448,6 @@ int run_alloc_suite(const alloc_suite *suite)
         TEST(only_a_live_block_of_the_allocator_is_accepted),
         TEST(an_allocator_with_live_blocks_is_not_destroyed),
         TEST(destroy_waits_for_the_device),
-        TEST(a_fit_that_is_ordered_comes_before_a_tighter_one_that_is_not),
-        TEST(the_smallest_of_the_ordered_fits_is_taken),
-        TEST(where_none_is_ordered_the_one_freed_longest_ago_is_taken_with_a_wait),
-        TEST(a_larger_range_freed_earlier_comes_before_a_tighter_one_where_both_need_a_wait),
-        TEST(the_policy_says_whether_to_wait_or_to_grow),
-        TEST(growth_is_used_by_who_asked_for_it),
-        TEST(a_call_that_succeeds_leaves_the_last_error_alone),
-        TEST(the_same_calls_give_the_same_addresses_however_far_the_device_is),
         TEST(a_block_may_be_freed_by_another_thread),
         TEST(several_threads_may_use_it_at_once),
         TEST(without_host_memory_nothing_changes_and_nothing_is_lost),

@@ -24,8 +24,9 @@ typedef struct alloc_suite {
 } alloc_suite;
 
 /* Each returns how many tests failed. */
-int run_alloc_suite(const alloc_suite *suite);       /* sizes, budgets, numbers, errors, choices */
-int run_alloc_order_suite(const alloc_suite *suite); /* no bytes are handed over without an edge; none too many */
+int run_alloc_suite(const alloc_suite *suite);        /* sizes, budgets, numbers, errors, threads */
+int run_alloc_choice_suite(const alloc_suite *suite); /* which bytes come back */
+int run_alloc_order_suite(const alloc_suite *suite);  /* no bytes are handed over without an edge; none too many */
 
 /* A context, four streams and an allocator. */
 typedef struct alloc_rig {
@@ -50,6 +51,9 @@ void make_allocator(alloc_rig *r, uint64_t budget_bytes, uint64_t segment_bytes)
 char *take(alloc_rig *r, uint64_t bytes, int stream);
 void give(alloc_rig *r, void *ptr);
 fsdp_alloc_stats stats_of(alloc_rig *r);
+fsdp_counters counters_of(alloc_rig *r);
+/* The thread's last error has the fragment. */
+void assert_said(const char *fragment);
 /* Stream waits that the device was given so far. */
 uint64_t n_waits(alloc_rig *r);
 void order(alloc_rig *r, int stream, int other); /* stream waits for other */

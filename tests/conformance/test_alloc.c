@@ -32,6 +32,6 @@ int main(void)
     };
     int failed = 0;
     for (size_t i = 0; i < sizeof suites / sizeof *suites; i++)
-        failed += run_alloc_suite(&suites[i]) + run_alloc_order_suite(&suites[i]);
+        failed += run_alloc_suite(&suites[i]) + run_alloc_choice_suite(&suites[i]) + run_alloc_order_suite(&suites[i]);
     return failed > 0;
 }
