@@ -13,6 +13,7 @@ static bool less_size(const fsdp__tree_node *a, const fsdp__tree_node *b)
     const fsdp__block *x = BLOCK_OF(a, by_size), *y = BLOCK_OF(b, by_size);
     if (x->bytes != y->bytes) return x->bytes < y->bytes;
     if (x->freed != y->freed) return x->freed < y->freed;
+    if (x->segment != y->segment) return x->segment < y->segment; /* its number: addresses differ between ranks */
     return x->begin < y->begin;
 }
 
@@ -149,6 +150,7 @@ fsdp__block *fsdp__ranges_add(fsdp__ranges *ranges, uint64_t begin, uint64_t byt
     fsdp__block *range = new_block(ranges);
     range->begin = begin;
     range->bytes = bytes;
+    range->segment = ranges->n_segments++;
     range->fragments = new_fragment(ranges);
     *range->fragments = (fsdp__fragment){.begin = begin, .bytes = bytes, .slot = -1};
     link_free(ranges, range);
@@ -235,6 +237,7 @@ static fsdp__block *split(fsdp__ranges *ranges, fsdp__block *range, uint64_t at)
     fsdp__block *upper = new_block(ranges);
     upper->begin = at;
     upper->bytes = range->begin + range->bytes - at;
+    upper->segment = range->segment;
     upper->fragments = cut_fragments(ranges, range, at);
     range->bytes = at - range->begin;
     upper->before = range;

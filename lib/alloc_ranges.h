@@ -27,6 +27,7 @@ typedef struct fsdp__block {
     fsdp__tree_node by_size, by_begin;  /* free ranges only */
     struct fsdp__block *before, *after; /* neighbours in the segment */
     uint64_t begin, bytes;
+    uint64_t segment; /* number of its segment, in the order in which they were added */
     bool live;
     /* free */
     fsdp__fragment *fragments;
@@ -43,9 +44,9 @@ typedef struct fsdp__block {
 typedef struct fsdp__ranges {
     const fsdp_host_allocator *host;
     fsdp__tree
-        by_size; /* (bytes, freed, begin): the smallest that fits first, among equals the one freed longest ago */
+        by_size; /* (bytes, freed, segment, begin): the smallest that fits first, among equals the one freed longest ago */
     fsdp__tree by_begin;
-    uint64_t n_freed;
+    uint64_t n_freed, n_segments;
     uint64_t pending_bytes;
     fsdp__fragment *oldest_pending[FSDP__SLOTS], *newest_pending[FSDP__SLOTS];
     fsdp__block *spare_blocks;

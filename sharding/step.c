@@ -224,11 +224,13 @@ fsdp_status fsdp_forward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view *
     return status;
 }
 
-/* Zero a gradient buffer that this window takes first. */
-static fsdp_status start_grads(fsdp_unit *unit, fsdp_stream *s, const fsdp__need *need)
+/* Make the gradient buffer s's: behind the last owner of its bytes, zeroed, if this window takes it first; behind whoever
+ * wrote what is there, if an earlier micro-step or an outer window did. */
+static fsdp_status start_grads(fsdp_unit *unit, fsdp_stream *s, bool fresh, fsdp__need *need)
 {
+    fsdp__need_write(need, &unit->grad_edges);
     if (!FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_REDUCED)) FSDP_TRY(fsdp__wait_need(s, need));
-    if (unit->config.zero_grads) {
+    if (fresh && unit->config.zero_grads) {
         fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
                              .u.fill = {(void *)(uintptr_t)unit->grad->begin, unit->grad_bytes, 0}};
         FSDP_TRY(fsdp__launch(s, &op, unit->name));
@@ -267,7 +269,8 @@ fsdp_status fsdp_backward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view 
               : FSDP_OK;
     if (status == FSDP_OK) {
         status = make_ready(unit, visit, stream);
-        if (status == FSDP_OK && fresh) status = fsdp__model_fail(model, start_grads(unit, stream, &need));
+        if (status == FSDP_OK && unit->grad != NULL)
+            status = fsdp__model_fail(model, start_grads(unit, stream, fresh, &need));
         if (status != FSDP_OK && fresh) fsdp__give_grads(unit);
     }
     if (status == FSDP_OK) {
@@ -306,21 +309,28 @@ static fsdp_status join_users(fsdp_unit *unit, fsdp_stream *s, bool backward)
     return FSDP_OK;
 }
 
+/* NaN over the parameters that s gives back, behind everybody who still reads them: in an earlier micro-step another stream
+ * may have. */
+static fsdp_status poison(fsdp_unit *unit, fsdp_stream *s)
+{
+    fsdp__need need = {0};
+    fsdp__need_write(&need, &unit->full_edges);
+    FSDP_TRY(fsdp__wait_need(s, &need));
+    fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
+                         .u.fill = {(void *)(uintptr_t)fsdp__full_begin(unit), unit->full_bytes, 0xff}};
+    return fsdp__launch(s, &op, unit->name);
+}
+
 /* Close one window: note its uses; *out_give: it was the last and the buffer is to be given back. What can fail comes
  * first: until then the window is open, and fsdp_pass_abort knows who is in it. */
 static fsdp_status close_window(fsdp_unit *unit, fsdp_stream *s, bool backward, bool *out_give)
 {
     fsdp_model *model = unit->model;
     bool last = unit->n_open[0] + unit->n_open[1] == 1, last_backward = backward && unit->n_open[1] == 1;
-    *out_give = last && unit->full != NULL && !fsdp__unit_held(unit) &&
-                !fsdp__schedule_keeps(&model->schedule, &model->cursor, unit->index);
+    *out_give = last && unit->full != NULL && !fsdp__unit_held(unit) && !fsdp__stays(unit);
     if (last || last_backward) FSDP_TRY(join_users(unit, s, backward));
     note_window(unit, s, backward);
-    if (*out_give && (model->ctx->debug & FSDP_DEBUG_POISON)) {
-        fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
-                             .u.fill = {(void *)(uintptr_t)fsdp__full_begin(unit), unit->full_bytes, 0xff}};
-        FSDP_TRY(fsdp__launch(s, &op, unit->name));
-    }
+    if (*out_give && (model->ctx->debug & FSDP_DEBUG_POISON)) FSDP_TRY(poison(unit, s));
     fsdp__note_read(&unit->full_edges, s);
     if (FSDP__MUTATED(FSDP__MUTANT_EARLY_USE)) unit->full_edges.read[unit->full_edges.n_reads - 1] -= FSDP__SLOTS;
     if (unit->aliased) fsdp__note_read(&unit->master_edges, s);
@@ -376,9 +386,9 @@ fsdp_status fsdp_unit_use(fsdp_unit *unit, fsdp_stream *other)
     if (unit->n_open[0] + unit->n_open[1] == 0)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_unit_use: unit %s is not open", unit->name);
     if (other == unit->stream) return FSDP_OK;
-    for (uint32_t i = 0; i < unit->n_users; i++)
-        if (unit->user[i] == other) return FSDP_OK;
-    if (unit->n_users == FSDP__MAX_USERS)
+    uint32_t place = 0; /* a stream that is in the window may come again, for gradients that were not there then */
+    while (place < unit->n_users && unit->user[place] != other) place++;
+    if (place == FSDP__MAX_USERS)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_unit_use: unit %s is used by %d further streams already", unit->name,
                           FSDP__MAX_USERS);
     fsdp__lock(unit->model->ctx);
@@ -387,11 +397,11 @@ fsdp_status fsdp_unit_use(fsdp_unit *unit, fsdp_stream *other)
     if (unit->aliased) fsdp__need_read(&need, &unit->master_edges);
     if (unit->grad != NULL) fsdp__need_write(&need, &unit->grad_edges);
     fsdp_status status = fsdp__wait_need(other, &need);
-    if (status == FSDP_OK) {
+    if (status == FSDP_OK && place == unit->n_users) {
         unit->user[unit->n_users++] = other;
         other->n_open++;
-        note_window(unit, other, unit->n_open[1] > 0);
     }
+    if (status == FSDP_OK) note_window(unit, other, unit->n_open[1] > 0);
     fsdp__unlock(unit->model->ctx);
     return fsdp__model_fail(unit->model, status);
 }

@@ -194,7 +194,9 @@ fsdp_status fsdp__gather_ahead(fsdp_model *model)
     const fsdp__visit *visit;
     while ((visit = fsdp__schedule_ahead(&model->schedule, &model->cursor, &ahead)) != NULL) {
         fsdp_unit *unit = model->units[visit->unit];
-        if (!fsdp__is_gathered(unit)) FSDP_TRY(gather(unit, planned_offset(model, visit), false));
+        if (fsdp__is_gathered(unit)) continue;
+        FSDP_TRY(gather(unit, planned_offset(model, visit), false));
+        if (!fsdp__is_gathered(unit)) return FSDP_OK; /* no room: a later one must not take what this one waits for */
     }
     const fsdp__visit *after = fsdp__schedule_visit(&model->cursor, ahead.position);
     if (after == NULL) return FSDP_OK;
@@ -216,12 +218,33 @@ void fsdp__reshard(fsdp_unit *unit)
     unit->ahead = false;
 }
 
+/* True if the unit can stay where it lies until its next visit: that is planned here, and nothing before it is. Inside a
+ * pass that is so by the plan; over a border, and after a hook off plan, it is asked. */
+static bool lies_in_place(const fsdp_model *model, const fsdp_unit *unit)
+{
+    uint64_t begin = unit->full->begin - (uint64_t)(uintptr_t)fsdp__allocator_base(model->gather_pool);
+    const fsdp__visit *visit;
+    for (uint32_t i = model->cursor.at; (visit = fsdp__schedule_visit(&model->cursor, i)) != NULL; i++) {
+        uint64_t at = planned_offset(model, visit);
+        if (visit->unit == unit->index) return at == begin;
+        bool apart = at + model->schedule.bytes[visit->unit] <= begin || begin + unit->full_bytes <= at;
+        if (!model->schedule.held[visit->unit] && !apart) return false;
+    }
+    return false;
+}
+
+bool fsdp__stays(const fsdp_unit *unit)
+{
+    const fsdp_model *model = unit->model;
+    return fsdp__schedule_keeps(&model->schedule, &model->cursor, unit->index) && lies_in_place(model, unit);
+}
+
 void fsdp__reshard_unwanted(fsdp_model *model)
 {
     for (fsdp_unit *unit = model->newest_gathered, *older; unit != NULL; unit = older) {
         older = unit->older;
         bool open = unit->n_open[0] + unit->n_open[1] > 0;
-        if (!open && !fsdp__schedule_keeps(&model->schedule, &model->cursor, unit->index)) fsdp__reshard(unit);
+        if (!open && !fsdp__stays(unit)) fsdp__reshard(unit);
     }
 }
 

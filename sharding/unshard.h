@@ -14,7 +14,9 @@ fsdp_status fsdp__gather_now(fsdp_unit *unit, uint64_t planned);
 fsdp_status fsdp__gather_ahead(fsdp_model *model);
 /* Give the buffer back; its uses are noted. Not for held units. */
 void fsdp__reshard(fsdp_unit *unit);
-/* Give back every gathered unit that is not open and that the cursor does not want soon. */
+/* True if a gathered unit stays until its next visit: soon enough by the schedule, and in its place. */
+bool fsdp__stays(const fsdp_unit *unit);
+/* Give back every gathered unit that is not open and does not stay. */
 void fsdp__reshard_unwanted(fsdp_model *model);
 /* Give back what was gathered from shards that have been written since, unless it is held. */
 void fsdp__reshard_stale(fsdp_model *model);

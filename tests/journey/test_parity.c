@@ -187,6 +187,23 @@ static void kept_gradients_are_a_plain_loop_that_adds(void **unused)
     toy_assert_plain(&base[0], &plain[0]);
 }
 
+static void ranks_and_micro_steps_are_a_plain_loop(void **unused)
+{
+    (void)unused;
+    for (uint32_t k = 0; k < 6; k++) {
+        toy_config config =
+            with(2 + k % 2, 2 + k % 3, k / 3 ? FSDP_ACCUMULATE_KEEP_FULL : FSDP_ACCUMULATE_REDUCE_EACH, k % 2);
+        config.depth = k % 3;
+        config.debug = FSDP_DEBUG_POISON;
+        if (k % 3 == 0) config.shape.compute = config.shape.grad = config.shape.reduce = FSDP_DTYPE_BF16;
+        TOY_CASE("case %u:", k);
+        toy_assert_run(&config, NULL, NULL, base);
+        run_plain(&config, NULL);
+        toy_assert_plain(&base[0], &plain[0]);
+        free_results(NULL);
+    }
+}
+
 static void every_type_is_the_plain_loop_in_that_type(void **unused)
 {
     (void)unused;
@@ -353,6 +370,7 @@ int main(void)
         PARITY(ranks_are_micro_steps_to_the_bit),
         PARITY(ranks_are_micro_steps_to_the_bit_in_half_precision),
         PARITY(kept_gradients_are_a_plain_loop_that_adds),
+        PARITY(ranks_and_micro_steps_are_a_plain_loop),
         PARITY(every_type_is_the_plain_loop_in_that_type),
         PARITY(the_mean_over_ranks_is_the_sum_times_one_factor),
         PARITY(the_norm_is_clipped_as_in_the_plain_loop),

@@ -35,7 +35,7 @@ static toy_config square(uint32_t world, uint32_t depth, fsdp_accumulation accum
     config.micro_steps = accumulation == FSDP_ACCUMULATE_NONE ? 1 : 2;
     config.own_program = true;
     config.debug = FSDP_DEBUG_POISON;
-    config.values = world == 1; /* there the plain loop is the same to the bit */
+    config.values = true;
     return config;
 }
 
@@ -63,7 +63,7 @@ static const detour detours[] = {
     {"one later again", 6, {0, 1, 2, 1, 3, 4}, 4, true},
 };
 
-/* The same with hooks that nobody announced, and as a declared pass; on one rank also as a plain loop. */
+/* The same with hooks that nobody announced, as a declared pass, and as a plain loop. */
 static void check_detour(toy_config config, const detour *d)
 {
     toy_shape shape;
@@ -73,7 +73,6 @@ static void check_detour(toy_config config, const detour *d)
     toy_assert_run(&config, NULL, NULL, base);
     assert_int_equal(base[0].stats.off_plan_hooks, 0);
     config.declare = false;
-    bool compare = config.values;
     config.values = false;
     toy_assert_run(&config, NULL, NULL, other);
     toy_assert_same(&other[0], &base[0]);
@@ -81,10 +80,8 @@ static void check_detour(toy_config config, const detour *d)
     if (other[0].stats.off_plan_hooks != expected)
         fail_msg("%s %llu off plan, expected %llu", toy_case, (unsigned long long)other[0].stats.off_plan_hooks,
                  (unsigned long long)expected);
-    if (compare) {
-        run_plain(&config);
-        toy_assert_plain(&base[0], &plain[0]);
-    }
+    run_plain(&config);
+    toy_assert_plain(&base[0], &plain[0]);
     free_results(NULL);
 }
 
@@ -214,9 +211,37 @@ static void a_second_reduction_needs_a_pass_that_says_so(void **unused)
     toy_assert_same(&other[0], &base[0]);
 }
 
+static fsdp_status leave_a_layer_out_of_the_second_step(toy *t)
+{
+    static const uint32_t layers[] = {0, 2, 3, 4};
+    float gradient[23 * 23];
+    fsdp_param *param = fsdp_model_find_param(t->model, "h.1.weight");
+    TOY_CHECK(fsdp_param_elems(param) == sizeof gradient / sizeof *gradient);
+    for (int step = 0; step < 2; step++) {
+        bool all_zero = true;
+        TOY_TRY(toy_step(t));
+        TOY_TRY(fsdp_param_get(param, FSDP_VALUE_GRADIENT, gradient, FSDP_DTYPE_FP32));
+        for (int i = 0; i < 23 * 23; i++) all_zero &= gradient[i] == 0.0f;
+        TOY_CHECK(all_zero == (step == 1));
+        toy_program_make(&t->shape, layers, 4, &t->program);
+    }
+    return toy_reports(t, 2);
+}
+
+static void a_unit_that_no_window_reduces_has_gradient_zero(void **unused)
+{
+    (void)unused;
+    for (uint32_t world = 1; world <= 2; world++) {
+        toy_config config = square(world, 1, FSDP_ACCUMULATE_NONE);
+        config.own_program = false;
+        config.steps = 2;
+        toy_assert_run(&config, leave_a_layer_out_of_the_second_step, NULL, base);
+    }
+}
+
 /* ---- Passes of the caller's own ---- */
 
-/* Each world and accumulation: depth 0 against the deeper ones, and on one rank against the plain loop. */
+/* Each world and accumulation: depth 0 against the deeper ones and against the plain loop. */
 static void check_own_pass(void (*make)(const toy_shape *, toy_program *), bool tied, uint32_t n_reductions)
 {
     for (uint32_t world = 1; world <= 3; world++) {
@@ -233,10 +258,8 @@ static void check_own_pass(void (*make)(const toy_shape *, toy_program *), bool 
             uint32_t n_reduced = accumulation == FSDP_ACCUMULATE_REDUCE_EACH ? config.micro_steps : 1;
             if (accumulation != FSDP_ACCUMULATE_KEEP_FULL)
                 assert_int_equal(base[0].stats.reductions, config.steps * n_reduced * n_reductions);
-            if (config.values) {
-                run_plain(&config);
-                toy_assert_plain(&base[0], &plain[0]);
-            }
+            run_plain(&config);
+            toy_assert_plain(&base[0], &plain[0]);
             config.values = false;
             for (uint32_t k = 0; k < 2; k++) {
                 config.depth = k == 0 ? 1 + (world + (uint32_t)accumulation) % 3 : 4;
@@ -438,6 +461,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         PASSES(off_plan_is_the_same_order_declared),
         PASSES(any_order_of_layers_is_the_same_order_declared),
+        PASSES(a_unit_that_no_window_reduces_has_gradient_zero),
         PASSES(units_gathered_ahead_make_room_for_open_ones),
         PASSES(a_hook_without_room_changes_nothing),
         PASSES(a_second_reduction_needs_a_pass_that_says_so),

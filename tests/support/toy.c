@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert.h"
 #include "hb_oracle.h"
 
 enum { JOBS = 256 };
@@ -304,6 +305,25 @@ fsdp_status toy_values(toy *t, fsdp_value value, float *out)
     return FSDP_OK;
 }
 
+/* This rank's part of every parameter, straight from its shards, which are host memory here. */
+static void take_masters(toy *t)
+{
+    float *out = t->masters;
+    for (uint32_t u = 0; u < t->shape.n_units; u++) {
+        const fsdp_shard_segment *segments = NULL;
+        uint32_t n = 0;
+        if (fsdp_unit_shard(t->unit[u], &segments, &n) != FSDP_OK) abort();
+        for (uint32_t i = 0; i < t->shape.unit[u].n_params; i++) {
+            const toy_param *param = &t->shape.unit[u].param[i];
+            for (uint32_t k = 0; k < n; k++)
+                if (strcmp(fsdp_param_name(segments[k].param), param->name) == 0)
+                    fsdp__load_floats(out + segments[k].begin, segments[k].master, segments[k].count,
+                                      t->shape.unit[u].master);
+            out += param->elems;
+        }
+    }
+}
+
 fsdp_status toy_finish(toy *t)
 {
     toy_result *r = t->result;
@@ -311,10 +331,7 @@ fsdp_status toy_finish(toy *t)
     TOY_TRY(fsdp_model_stats_get(t->model, &r->stats));
     TOY_TRY(fsdp_context_counters(t->ctx, &r->done));
     if (!t->config->sim) TOY_TRY(fsdp_model_hash(t->model, &r->hash));
-    if (!t->config->sim && t->config->values) {
-        if (t->rank == 0) r->master = calloc(r->n_master, sizeof *r->master);
-        TOY_TRY(toy_values(t, FSDP_VALUE_MASTER, r->master));
-    }
+    if (!t->config->sim && t->config->values) take_masters(t); /* the hash has waited for who wrote them */
     if (t->trace != NULL) {
         TOY_TRY(fsdp_trace_stop_host(t->trace));
         r->n_records = fsdp_trace_count(t->trace);
@@ -336,6 +353,7 @@ typedef struct rank {
     fsdp_local *local;
     toy_script script;
     toy_result *result;
+    float *masters;
     void *arg;
     uint32_t number;
     pthread_t thread;
@@ -349,6 +367,7 @@ static void *rank_main(void *arg)
     t->config = r->config;
     t->local = r->local;
     t->result = r->result;
+    t->masters = r->masters;
     t->arg = r->arg;
     t->rank = r->number;
     fsdp_status status = toy_open(t);
@@ -359,6 +378,18 @@ static void *rank_main(void *arg)
     return NULL;
 }
 
+static float *new_masters(const toy_config *config)
+{
+    toy_shape shape;
+    uint64_t n_elems = 0;
+    toy_shape_make(&config->shape, &shape);
+    for (uint32_t u = 0; u < shape.n_units; u++)
+        for (uint32_t i = 0; i < shape.unit[u].n_params; i++) n_elems += shape.unit[u].param[i].elems;
+    float *masters = calloc(n_elems, sizeof *masters);
+    if (masters == NULL) abort();
+    return masters;
+}
+
 bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result *results)
 {
     uint32_t n = config->sim ? 1 : config->world;
@@ -366,8 +397,9 @@ bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result 
     fsdp_local *local = NULL;
     memset(results, 0, n * sizeof *results);
     if (!config->sim && fsdp_local_create(n, NULL, &local) != FSDP_OK) abort();
+    if (config->values) results[0].master = new_masters(config);
     for (uint32_t r = 0; r < n; r++) {
-        ranks[r] = (rank){config, local, script, &results[r], arg, r, 0};
+        ranks[r] = (rank){config, local, script, &results[r], results[0].master, arg, r, 0};
         if (pthread_create(&ranks[r].thread, NULL, rank_main, &ranks[r]) != 0) abort();
     }
     for (uint32_t r = 0; r < n; r++) pthread_join(ranks[r].thread, NULL);

@@ -110,6 +110,7 @@ typedef struct toy_own_job toy_own_job;
 typedef struct toy {
     const toy_config *config;
     toy_result *result;
+    float *masters; /* rank 0's result.master, to which each rank adds its own */
     void *arg;
     uint32_t rank;
     fsdp_local *local;
@@ -179,7 +180,8 @@ uint64_t toy_sample(const toy *t, uint32_t index);
 /* Every parameter's value in out (result.n_master floats). Collective. */
 fsdp_status toy_values(toy *t, fsdp_value value, float *out);
 
-/* ---- The plain loop (toy_plain.c): no shards, no streams; world × micro_steps samples a step, one after the other ----
+/* ---- The plain loop (toy_plain.c): no shards, no streams; the samples of all ranks one after the other, and sums over
+ * ranks, windows and micro-steps in the order that fsdp/comm.h and fsdp/model.h promise ----
  *
  * Fills loss, master and, of the reports, grad_norm (from a sum in double precision), clip_scale, updates and skipped.
  * norms: what to clip by, a float a step, instead of its own norm; NULL: its own. */

@@ -57,6 +57,7 @@ typedef struct cell {
     int slot;
     bool pending;
     uint64_t fragment; /* which one it is part of */
+    uint64_t added;    /* its segment was the so manieth that was added */
 } cell;
 
 typedef struct world {
@@ -66,7 +67,7 @@ typedef struct world {
     cell cell[UNITS];
     fsdp__block *block[MAX_BLOCKS]; /* live */
     int n_blocks;
-    uint64_t n_freed, n_fragments, random;
+    uint64_t n_freed, n_fragments, n_added, random;
 } world;
 
 static uint64_t draw(world *w, uint64_t below)
@@ -95,7 +96,7 @@ static int unit_at(uint64_t begin)
 /* A maximal free run of units of one segment. */
 typedef struct run {
     int unit, n;
-    uint64_t freed;
+    uint64_t freed, added;
 } run;
 
 static int list_runs(const world *w, run *runs)
@@ -105,19 +106,20 @@ static int list_runs(const world *w, run *runs)
         const cell *c = &w->cell[i];
         if (!c->there || c->live) continue;
         bool goes_on = i % SEGMENT_UNITS != 0 && w->cell[i - 1].there && !w->cell[i - 1].live;
-        if (!goes_on) runs[n++] = (run){i, 0, 0};
+        if (!goes_on) runs[n++] = (run){i, 0, 0, c->added};
         runs[n - 1].n++;
         if (c->freed > runs[n - 1].freed) runs[n - 1].freed = c->freed;
     }
     return n;
 }
 
-/* By size, then freed, then address. */
+/* By size, then freed, then age of the segment, then address. */
 static int compare_runs(const void *a, const void *b)
 {
     const run *x = a, *y = b;
     if (x->n != y->n) return x->n < y->n ? -1 : 1;
     if (x->freed != y->freed) return x->freed < y->freed ? -1 : 1;
+    if (x->added != y->added) return x->added < y->added ? -1 : 1;
     return address(x->unit) < address(y->unit) ? -1 : 1;
 }
 
@@ -205,8 +207,10 @@ static void add_segment(world *w, int s)
     assert_int_equal(fsdp__ranges_reserve(&w->ranges, 1), FSDP_OK);
     fsdp__ranges_add(&w->ranges, segment_begin[s], SEGMENT_UNITS * UNIT);
     for (int i = s * SEGMENT_UNITS; i < (s + 1) * SEGMENT_UNITS; i++) w->cell[i] = (cell){.there = true, .slot = -1};
-    for (int i = s * SEGMENT_UNITS; i < (s + 1) * SEGMENT_UNITS; i++) w->cell[i].fragment = w->n_fragments;
+    for (int i = s * SEGMENT_UNITS; i < (s + 1) * SEGMENT_UNITS; i++)
+        w->cell[i].fragment = w->n_fragments, w->cell[i].added = w->n_added;
     w->n_fragments++;
+    w->n_added++;
 }
 
 static bool segment_is_free(const world *w, int s)
@@ -242,7 +246,8 @@ static void take(world *w)
     assert_int_equal(block->until_free, 0);
     assert_memory_equal(&block->guard, &clock, sizeof clock);
     for (int t = 0; t < FSDP__SLOTS; t++) assert_int_equal(block->use.at[t], 0);
-    for (int i = unit; i < unit + n; i++) w->cell[i] = (cell){.there = true, .live = true, .slot = -1};
+    for (int i = unit; i < unit + n; i++)
+        w->cell[i] = (cell){.there = true, .live = true, .slot = -1, .added = w->cell[i].added};
     block->slot = (int)draw(w, 3);
     w->block[w->n_blocks++] = block;
 }
@@ -276,8 +281,9 @@ static void give(world *w)
     if (draw(w, 3) == 0) block->use.at[draw(w, FSDP__SLOTS)] = draw(w, 1000);
     block->use.at[draw(w, 3)] = 1 + draw(w, 3); /* equal clocks are frequent, as they are in life */
     bool pending = draw(w, 2) == 0;
-    cell freed = {true, false, ++w->n_freed, block->use, block->slot, pending, w->n_fragments++};
+    cell freed = {true, false, ++w->n_freed, block->use, block->slot, pending, w->n_fragments++, 0};
     int unit = unit_at(block->begin), n = (int)(block->bytes / UNIT);
+    freed.added = w->cell[unit].added;
     for (int u = unit; u < unit + n; u++) w->cell[u] = freed;
     fsdp__ranges_give(&w->ranges, block, pending); /* never fails, never takes host memory */
     if (unit + n < UNITS) join(w, unit + n);
@@ -413,6 +419,20 @@ static void among_equals_the_one_freed_longest_ago_comes_first(void **state)
     close_world(&w);
 }
 
+/* Where segments lie is the device's business, and not the same on every rank. */
+static void among_unused_segments_the_one_added_first_comes_first(void **state)
+{
+    (void)state;
+    world w;
+    open_world(&w, 1);
+    add_segment(&w, 2), add_segment(&w, 0), add_segment(&w, 3);
+    fsdp__block *range = fsdp__ranges_best(&w.ranges, 1);
+    assert_int_equal(range->begin, segment_begin[2]);
+    assert_int_equal((range = fsdp__ranges_next(range))->begin, segment_begin[0]);
+    assert_int_equal((range = fsdp__ranges_next(range))->begin, segment_begin[3]);
+    close_world(&w);
+}
+
 static void blocks_that_only_age_tells_apart_leave_one_fragment(void **state)
 {
     (void)state;
@@ -470,6 +490,7 @@ int main(void)
         cmocka_unit_test(the_map_answers_as_a_map_of_units),
         cmocka_unit_test(merged_ranges_keep_each_clock_to_its_bytes),
         cmocka_unit_test(among_equals_the_one_freed_longest_ago_comes_first),
+        cmocka_unit_test(among_unused_segments_the_one_added_first_comes_first),
         cmocka_unit_test(blocks_that_only_age_tells_apart_leave_one_fragment),
         cmocka_unit_test(giving_back_needs_no_host_memory),
         cmocka_unit_test(a_reserve_without_host_memory_changes_nothing),
