@@ -145,14 +145,21 @@ fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void
 {
     fsdp__clocks *clocks = &s->ctx->clocks;
     uint64_t place = s->n_fences % FSDP__FENCES;
-    fsdp__fence fence = {
-        .slot = s->slot, .epoch = s->n_fences + 1, .snapshot = clocks->now[s->slot], .mark = mark, .label = label};
-    fence.event = event != NULL ? event : s->event[place];
-    FSDP_TRY(fsdp__device_record(s, &fence));
-    s->ring[place] = fence;
+    fsdp__fence *fence = &s->ring[place]; /* the oldest one ends here, also if the device fails: then all ends */
+    fence->slot = s->slot;
+    fence->epoch = s->n_fences + 1;
+    fence->event = event != NULL ? event : s->event[place];
+    fence->mark = mark;
+    fence->label = label;
+    for (int t = 0; t < clocks->n_slots; t++) fence->snapshot.at[t] = clocks->now[s->slot].at[t];
+    fsdp_status status = fsdp__device_record(s, fence);
+    if (status != FSDP_OK) {
+        fence->event = NULL;
+        return status;
+    }
     s->n_fences++;
     clocks->now[s->slot].at[s->slot] = s->n_fences + 1;
-    if (out_fence != NULL) *out_fence = fence;
+    if (out_fence != NULL) *out_fence = *fence;
     return FSDP_OK;
 }
 

@@ -161,6 +161,7 @@ static fsdp_status wait_ready(fsdp_unit *unit, fsdp_stream *s)
 /* Note on the tape what the caller's kernels may touch, at one end of a window. */
 static void note_window(const fsdp_unit *unit, fsdp_stream *s, bool backward)
 {
+    if (s->ctx->trace == NULL) return;
     fsdp_trace_access access[FSDP_TRACE_MAX_ACCESSES];
     uint32_t n = 0;
     if (unit->full_bytes > 0) access[n++] = (fsdp_trace_access){fsdp__full_begin(unit), unit->full_bytes, false};

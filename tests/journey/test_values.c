@@ -210,7 +210,7 @@ static void gradients_and_moments_are_those_of_the_last_step(void **unused)
     (void)unused;
     for (uint32_t world = 1; world <= 4; world += TOY_REDUCED ? 2 : 1) {
         toy_config config = toy_config_default();
-        columns many = {NULL}, one = {NULL};
+        columns many, one;
         config.world = world;
         config.depth = 2;
         config.steps = 1;

@@ -395,6 +395,7 @@ bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result 
     uint32_t n = config->sim ? 1 : config->world;
     rank ranks[TOY_WORLD];
     fsdp_local *local = NULL;
+    toy_results_free(results, n);
     memset(results, 0, n * sizeof *results);
     if (!config->sim && fsdp_local_create(n, NULL, &local) != FSDP_OK) abort();
     if (config->values) results[0].master = new_masters(config);

@@ -147,7 +147,8 @@ typedef fsdp_status (*toy_script)(toy *t);
 /* Keeps the first sentence; returns status. */
 fsdp_status toy_fail(toy *t, fsdp_status status, const char *file, int line, const char *what, const char *why);
 
-/* results: one a rank (one, if simulated), zeroed here. False: a rank failed; results[0].error is its sentence. */
+/* results: one a rank (one, if simulated); zeros, or what an earlier run left, which is freed. False: a rank failed;
+ * results[0].error is its sentence. */
 bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result *results);
 void toy_results_free(toy_result *results, uint32_t n);
 

@@ -264,6 +264,7 @@ void toy_plain(const toy_config *config, const toy_shape *shape, const toy_progr
     p->program = program;
     p->math.one = 1.0f;
     open_plain(p);
+    toy_results_free(result, 1);
     memset(result, 0, sizeof *result);
     for (uint32_t step = 0; step < config->steps; step++)
         run_step(p, step, norms != NULL ? &norms[step] : NULL, result);
