@@ -16,20 +16,22 @@ enum { STAGE_ELEMS = 1 << 18 }; /* 1 MiB of fp32 */
 /* Host staging: values in the caller's dtype, and the same in the device's. */
 typedef struct stage {
     void *caller, *device;
+    uint64_t elems; /* room of each; fp32 is the widest type */
 } stage;
 
-static fsdp_status open_stage(fsdp_model *model, stage *st)
+static fsdp_status open_stage(fsdp_model *model, uint64_t wanted_elems, stage *st)
 {
-    st->caller = fsdp__host_alloc(&model->ctx->host, STAGE_ELEMS, sizeof(float));
-    st->device = fsdp__host_alloc(&model->ctx->host, STAGE_ELEMS, sizeof(float));
+    st->elems = wanted_elems < STAGE_ELEMS ? wanted_elems : STAGE_ELEMS;
+    st->caller = fsdp__host_alloc(&model->ctx->host, st->elems, sizeof(float));
+    st->device = fsdp__host_alloc(&model->ctx->host, st->elems, sizeof(float));
     if (st->caller != NULL && st->device != NULL) return FSDP_OK;
     return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "model %s: no host memory for staging", model->name);
 }
 
 static void close_stage(fsdp_model *model, stage *st)
 {
-    fsdp__host_free(&model->ctx->host, st->caller, STAGE_ELEMS, sizeof(float));
-    fsdp__host_free(&model->ctx->host, st->device, STAGE_ELEMS, sizeof(float));
+    fsdp__host_free(&model->ctx->host, st->caller, st->elems, sizeof(float));
+    fsdp__host_free(&model->ctx->host, st->device, st->elems, sizeof(float));
 }
 
 static fsdp_status check_idle(const char *call, fsdp_model *model)
@@ -68,7 +70,7 @@ static fsdp_status fill_param(fsdp_param *param, fsdp_fill_fn fn, void *arg, fsd
     uint64_t begin, count, at;
     fsdp__layout_range(param, unit->model->ctx->rank, &begin, &count, &at);
     while (count > 0) {
-        uint64_t n = count < STAGE_ELEMS ? count : STAGE_ELEMS;
+        uint64_t n = count < st->elems ? count : st->elems;
         fsdp_param_range range = {param, begin, n};
         if (fn(arg, &range, st->caller) != 0)
             return fsdp__fail(FSDP_ERR_ARG, "fsdp_model_fill: your function gave up at element %llu of parameter %s",
@@ -96,7 +98,7 @@ fsdp_status fsdp_model_fill(fsdp_model *model, fsdp_fill_fn fn, void *arg, fsdp_
     FSDP_NEED(fn);
     if (fsdp_dtype_bytes(dtype) == 0) return fsdp__fail(FSDP_ERR_ARG, "fsdp_model_fill: %d is no dtype", (int)dtype);
     stage st;
-    fsdp_status status = open_stage(model, &st);
+    fsdp_status status = open_stage(model, STAGE_ELEMS, &st);
     for (size_t u = 0; status == FSDP_OK && u < model->n_units; u++) {
         fsdp_unit *unit = model->units[u];
         for (size_t i = 0; status == FSDP_OK && i < unit->n_params; i++)
@@ -105,6 +107,13 @@ fsdp_status fsdp_model_fill(fsdp_model *model, fsdp_fill_fn fn, void *arg, fsdp_
     }
     close_stage(model, &st);
     return status;
+}
+
+/* Most elements of the parameter that one rank has. */
+static uint64_t longest_part(const fsdp_param *param)
+{
+    uint64_t shard = param->unit->groups[param->group].shard_elems;
+    return shard < param->elems ? shard : param->elems;
 }
 
 /* A fill function over a whole parameter in host memory. */
@@ -129,7 +138,7 @@ fsdp_status fsdp_param_set(fsdp_param *param, const void *src, fsdp_dtype dtype)
     if (fsdp_dtype_bytes(dtype) == 0) return fsdp__fail(FSDP_ERR_ARG, "fsdp_param_set: %d is no dtype", (int)dtype);
     source from = {src, fsdp_dtype_bytes(dtype)};
     stage st;
-    fsdp_status status = open_stage(model, &st);
+    fsdp_status status = open_stage(model, longest_part(param), &st);
     if (status == FSDP_OK) status = fill_param(param, copy_from_source, &from, dtype, &st);
     close_stage(model, &st);
     note_new_values(param->unit);
@@ -167,7 +176,7 @@ static fsdp_status find_column(fsdp_param *param, fsdp_value value, column *out)
     return FSDP_OK;
 }
 
-/* In rounds: every rank sends its next chunk over the side channel, everybody puts all of them where they belong. */
+/* In rounds: every rank sends its next st->elems over the side channel, everybody puts all of them where they belong. */
 static fsdp_status collect(fsdp_param *param, fsdp_value value, const column *col, char *dst, fsdp_dtype dtype,
                            stage *st, char *all)
 {
@@ -175,8 +184,7 @@ static fsdp_status collect(fsdp_param *param, fsdp_value value, const column *co
     fsdp_context *ctx = unit->model->ctx;
     size_t each = fsdp_dtype_bytes(col->dtype), dst_each = fsdp_dtype_bytes(dtype);
     fsdp_dtype compute = unit->groups[param->group].compute_dtype;
-    uint64_t chunk = STAGE_ELEMS / ctx->world, longest = unit->groups[param->group].shard_elems;
-    if (longest > param->elems) longest = param->elems;
+    uint64_t chunk = st->elems, longest = longest_part(param);
     for (uint64_t done = 0; done < longest; done += chunk) {
         uint64_t begin, count, at;
         fsdp__layout_range(param, ctx->rank, &begin, &count, &at);
@@ -209,13 +217,18 @@ fsdp_status fsdp_param_get(fsdp_param *param, fsdp_value value, void *dst, fsdp_
     if (fsdp_dtype_bytes(dtype) == 0) return fsdp__fail(FSDP_ERR_ARG, "fsdp_param_get: %d is no dtype", (int)dtype);
     column col = {0};
     FSDP_TRY(find_column(param, value, &col));
+    fsdp_context *ctx = model->ctx;
+    uint64_t chunk = STAGE_ELEMS / ctx->world, longest = longest_part(param);
+    if (chunk == 0) chunk = 1;
+    if (chunk > longest) chunk = longest;
     stage st;
-    fsdp_status status = open_stage(model, &st);
-    char *all = fsdp__host_alloc(&model->ctx->host, STAGE_ELEMS, sizeof(float));
+    fsdp_status status = open_stage(model, chunk, &st);
+    char *all = fsdp__host_alloc(&ctx->host, ctx->world * chunk, sizeof(float));
     if (status == FSDP_OK && all == NULL)
         status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_param_get: no host memory for staging");
+    status = fsdp__side_vote(ctx, status, "fsdp_param_get");
     if (status == FSDP_OK) status = collect(param, value, &col, dst, dtype, &st, all);
-    fsdp__host_free(&model->ctx->host, all, STAGE_ELEMS, sizeof(float));
+    fsdp__host_free(&ctx->host, all, ctx->world * chunk, sizeof(float));
     close_stage(model, &st);
     return status;
 }
@@ -249,7 +262,7 @@ static fsdp_status hash_param(fsdp_param *param, stage *st, uint64_t *hash)
     fsdp__layout_range(param, unit->model->ctx->rank, &begin, &count, &at);
     const char *base = unit->groups[param->group].master;
     while (count > 0) {
-        uint64_t n = count < STAGE_ELEMS ? count : STAGE_ELEMS;
+        uint64_t n = count < st->elems ? count : st->elems;
         FSDP_TRY(
             copy_host(unit->model, &unit->master_edges, st->device, base + at * each, n * each, false, unit->name));
         for (uint64_t i = 0; i < n; i++) {
@@ -269,12 +282,13 @@ fsdp_status fsdp_model_hash(fsdp_model *model, uint64_t *out_hash)
     fsdp_context *ctx = model->ctx;
     stage st;
     uint64_t hash = 0, sum = 0, *all = fsdp__host_alloc(&ctx->host, ctx->world, sizeof *all);
-    fsdp_status status = open_stage(model, &st);
+    fsdp_status status = open_stage(model, STAGE_ELEMS, &st);
     if (status == FSDP_OK && all == NULL)
         status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_model_hash: no host memory");
     for (size_t u = 0; status == FSDP_OK && u < model->n_units; u++)
         for (size_t i = 0; status == FSDP_OK && i < model->units[u]->n_params; i++)
             status = hash_param(model->units[u]->params[i], &st, &hash);
+    status = fsdp__side_vote(ctx, status, "fsdp_model_hash");
     if (status == FSDP_OK) status = fsdp__side_all_gather(ctx, &hash, all, sizeof hash);
     for (uint32_t r = 0; status == FSDP_OK && r < ctx->world; r++) sum += all[r];
     if (status == FSDP_OK) *out_hash = sum;

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$1"
 for tool in clang-format-14 clang-format; do
-    "$tool" --version 2>/dev/null | grep -q 'version 14\.' && break
+    case $("$tool" --version 2>/dev/null) in *"version 14."*) break ;; esac
     tool=""
 done
 [ -n "$tool" ] || { echo "no clang-format 14"; exit 77; }
