@@ -275,23 +275,13 @@ static fsdp__block *take(fsdp_allocator *a, fsdp__block *range, uint64_t begin, 
 
 fsdp_status fsdp__allocator_reserve(fsdp_allocator *a) { return fsdp__ranges_reserve(&a->ranges, 4); }
 
-static uint64_t address(const fsdp_allocator *a, uint64_t offset)
-{
-    return (uint64_t)(uintptr_t)a->segments->ptr + offset;
-}
-
-bool fsdp__allocator_is_free_at(const fsdp_allocator *a, uint64_t offset, uint64_t bytes)
-{
-    return a->segments != NULL && fsdp__ranges_at(&a->ranges, address(a, offset), bytes) != NULL;
-}
-
 fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_t bytes, fsdp_stream *s,
                                      const char *tag, fsdp__need *need)
 {
-    uint64_t begin = address(a, offset);
+    if (a->segments == NULL) return NULL;
+    uint64_t begin = (uint64_t)(uintptr_t)a->segments->ptr + offset;
     fsdp__block *range = fsdp__ranges_at(&a->ranges, begin, bytes);
-    assert(range != NULL);
-    return take(a, range, begin, bytes, s, tag, need);
+    return range != NULL ? take(a, range, begin, bytes, s, tag, need) : NULL;
 }
 
 fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *tag, fsdp__need *need)

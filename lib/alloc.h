@@ -15,10 +15,8 @@ void fsdp__allocator_destroy_range(fsdp_allocator *a);
 /* Address of its first byte. */
 void *fsdp__allocator_base(const fsdp_allocator *a);
 
-/* True if the bytes of [offset, offset + bytes) have no owner. */
-bool fsdp__allocator_is_free_at(const fsdp_allocator *a, uint64_t offset, uint64_t bytes);
-/* Take them for use on s. What they need goes into need (REUSE); nothing waits yet. They must be free, and nodes for two
- * cuts reserved (fsdp__allocator_reserve). */
+/* Take [offset, offset + bytes) for use on s; NULL if somebody has any of it. What the bytes need goes into need (REUSE);
+ * nothing waits yet. Nodes for two cuts must be reserved (fsdp__allocator_reserve). */
 fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_t bytes, fsdp_stream *s,
                                      const char *tag, fsdp__need *need);
 /* Best fit in the range instead; NULL if nothing fits. */

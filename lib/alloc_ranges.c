@@ -198,6 +198,11 @@ fsdp__block *fsdp__ranges_at(const fsdp__ranges *ranges, uint64_t begin, uint64_
 
 uint64_t fsdp__ranges_clock(const fsdp__block *range, uint64_t begin, uint64_t bytes, fsdp__clock *out_clock)
 {
+    const fsdp__fragment *only = range->fragments;
+    if (only->next == NULL) { /* what is usual */
+        *out_clock = only->clock;
+        return only->freed;
+    }
     uint64_t newest = 0;
     memset(out_clock, 0, sizeof *out_clock);
     for (const fsdp__fragment *f = range->fragments; f != NULL && f->begin < begin + bytes; f = f->next) {

@@ -23,7 +23,7 @@ void fsdp__need_clock(fsdp__need *need, const fsdp__clock *clock, const fsdp_str
     for (int t = 0; t < n_slots; t++) {
         if (clock->at[t] > need->clock.at[t]) {
             need->clock.at[t] = clock->at[t];
-            need->reason[t] = reason;
+            need->reason[t] = (uint8_t)reason;
         }
     }
 }
@@ -35,7 +35,7 @@ static void need_point(fsdp__need *need, fsdp__point point, fsdp_reason reason)
     uint64_t slot = point % FSDP__SLOTS, epoch = point / FSDP__SLOTS;
     if (epoch <= need->clock.at[slot]) return;
     need->clock.at[slot] = epoch;
-    need->reason[slot] = reason;
+    need->reason[slot] = (uint8_t)reason;
 }
 
 void fsdp__need_read(fsdp__need *need, const fsdp__edges *edges) { need_point(need, edges->written, FSDP_REASON_READ); }
@@ -136,7 +136,7 @@ fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need)
             if (settled > best_settled) best = fence, best_settled = settled;
         }
         if (n_missing == 0) return FSDP_OK;
-        FSDP_TRY(fsdp__wait_fence(s, best, need->reason[best->slot]));
+        FSDP_TRY(fsdp__wait_fence(s, best, (fsdp_reason)need->reason[best->slot]));
         if (n_missing == 1) return FSDP_OK;
     }
 }

@@ -53,7 +53,7 @@ typedef struct fsdp__clocks {
 /* What an operation needs before it may run, gathered over all its ranges before anything waits. */
 typedef struct fsdp__need {
     fsdp__clock clock;
-    fsdp_reason reason[FSDP__SLOTS]; /* of the range that set clock.at[t] */
+    uint8_t reason[FSDP__SLOTS]; /* fsdp_reason of the range that set clock.at[t] */
 } fsdp__need;
 
 /* An epoch of a stream: epoch × FSDP__SLOTS + slot; 0: none. */

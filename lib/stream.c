@@ -83,11 +83,16 @@ void fsdp__stream_close(fsdp_stream *s)
     fsdp__host_free(&ctx->host, s, 1, sizeof *s);
 }
 
-fsdp_status fsdp__stream_check(const char *call, fsdp_context *ctx, const fsdp_stream *s)
+fsdp_status fsdp__stream_belongs(const char *call, const fsdp_context *ctx, const fsdp_stream *s)
 {
     if (s == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: stream is NULL", call);
-    if (ctx != NULL && s->ctx != ctx)
-        return fsdp__fail(FSDP_ERR_ARG, "%s: stream %s belongs to another context", call, s->name);
+    if (s->ctx != ctx) return fsdp__fail(FSDP_ERR_ARG, "%s: stream %s belongs to another context", call, s->name);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp__stream_check(const char *call, fsdp_context *ctx, const fsdp_stream *s)
+{
+    FSDP_TRY(fsdp__stream_belongs(call, ctx == NULL && s != NULL ? s->ctx : ctx, s));
     return fsdp__context_check(s->ctx);
 }
 

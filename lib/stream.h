@@ -9,7 +9,9 @@
 fsdp_status fsdp__stream_open(fsdp_context *ctx, const char *name, bool lane, fsdp_stream **out_stream);
 /* Wait until it is idle; give back events and slot. */
 void fsdp__stream_close(fsdp_stream *s);
-/* What every call that enqueues on a caller's stream asks first. */
+/* Not NULL, and of this context. */
+fsdp_status fsdp__stream_belongs(const char *call, const fsdp_context *ctx, const fsdp_stream *s);
+/* What every call that enqueues on a caller's stream asks first: that (ctx NULL: any), and that the context lives. */
 fsdp_status fsdp__stream_check(const char *call, fsdp_context *ctx, const fsdp_stream *s);
 
 #endif

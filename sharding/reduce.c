@@ -16,18 +16,17 @@ fsdp_status fsdp__take_grads(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, 
     fsdp_allocator *pool = model->grad_pool;
     FSDP_TRY(fsdp__allocator_reserve(pool));
     if (fsdp__unit_grad_own(unit)) planned = unit->grad_place;
-    if (planned != UINT64_MAX && fsdp__allocator_is_free_at(pool, planned, unit->grad_bytes))
+    if (planned != UINT64_MAX)
         unit->grad = fsdp__allocator_take_at(pool, planned, unit->grad_bytes, s, unit->name, need);
-    else unit->grad = fsdp__allocator_take(pool, unit->grad_bytes, s, unit->name, need);
+    if (unit->grad == NULL) unit->grad = fsdp__allocator_take(pool, unit->grad_bytes, s, unit->name, need);
     if (unit->grad == NULL) {
         char text[4096] = "";
         fsdp__allocator_describe(pool, text, sizeof text);
-        return fsdp__fail(FSDP_ERR_NO_MEMORY,
-                          "unit %s: %llu gradient bytes have no place in the grad range of %llu: this visit is not the "
-                          "pass's next one, and open "
-                          "backward windows leave no gap. Close units, or declare this order as a pass\n%s",
-                          unit->name, (unsigned long long)unit->grad_bytes, (unsigned long long)model->plan.memory.grad,
-                          text);
+        return fsdp__fail(
+            FSDP_ERR_NO_MEMORY,
+            "unit %s: %llu gradient bytes have no place in the grad range of %llu: this visit is not the "
+            "pass's next one, and open backward windows leave no gap. Close units, or declare this order as a pass\n%s",
+            unit->name, (unsigned long long)unit->grad_bytes, (unsigned long long)model->plan.memory.grad, text);
     }
     fsdp__edges_clear(&unit->grad_edges);
     model->n_grads++;
@@ -37,8 +36,7 @@ fsdp_status fsdp__take_grads(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, 
 void fsdp__give_grads(fsdp_unit *unit)
 {
     fsdp__edges_clock(&unit->grad_edges, &unit->grad->use);
-    /* A buffer that was never touched still has its guard to pass on. */
-    fsdp__clock_max(&unit->grad->use, &unit->grad->guard, FSDP__SLOTS);
+    if (unit->grad_edges.written == 0) unit->grad->use = unit->grad->guard; /* never touched: its guard is passed on */
     fsdp__allocator_give(unit->model->grad_pool, unit->grad, false);
     unit->grad = NULL;
     unit->model->n_grads--;

@@ -135,7 +135,7 @@ static fsdp_status check_begin(const char *call, fsdp_unit *unit, fsdp_stream *s
 {
     if (unit == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: unit is NULL", call);
     FSDP_TRY(fsdp__model_check_sealed(call, unit->model));
-    FSDP_TRY(fsdp__stream_check(call, unit->model->ctx, stream));
+    FSDP_TRY(fsdp__stream_belongs(call, unit->model->ctx, stream));
     if (view == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: unit %s: out_view is NULL", call, unit->name);
     if (view->size != sizeof *view)
         return fsdp__fail(FSDP_ERR_ARG, "%s: unit %s: fsdp_view.size is %zu, expected %zu: start from FSDP_VIEW_INIT",
@@ -288,7 +288,7 @@ static fsdp_status check_end(const char *call, fsdp_unit *unit, fsdp_stream *str
 {
     if (unit == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: unit is NULL", call);
     FSDP_TRY(fsdp__model_check_sealed(call, unit->model));
-    FSDP_TRY(fsdp__stream_check(call, unit->model->ctx, stream));
+    FSDP_TRY(fsdp__stream_belongs(call, unit->model->ctx, stream));
     if (unit->n_open[backward] == 0)
         return fsdp__fail(FSDP_ERR_STATE, "%s: unit %s has no open %s window: call fsdp_%s_begin first", call,
                           unit->name, backward ? "backward" : "forward", backward ? "backward" : "forward");

@@ -85,6 +85,18 @@ static bool evict(fsdp_model *model)
     return victim != NULL;
 }
 
+static fsdp_status fail_no_place(const fsdp_unit *unit)
+{
+    const fsdp_model *model = unit->model;
+    char text[4096] = "";
+    fsdp__allocator_describe(model->gather_pool, text, sizeof text);
+    return fsdp__fail(
+        FSDP_ERR_NO_MEMORY,
+        "unit %s: %llu bytes have no place in the gather range of %llu: this visit is not the pass's next "
+        "one, and the open units leave no gap. Close units, or declare this order as a pass\n%s",
+        unit->name, (unsigned long long)unit->full_bytes, (unsigned long long)model->plan.memory.gather, text);
+}
+
 /* Find bytes for the unit: planned, else (only when it is needed now) best fit, at the cost of what is gathered and not
  * open. *out_found false: a prefetch has no room. */
 static fsdp_status take_buffer(fsdp_unit *unit, uint64_t planned, bool needed_now, fsdp__need *need, bool *out_found)
@@ -92,28 +104,19 @@ static fsdp_status take_buffer(fsdp_unit *unit, uint64_t planned, bool needed_no
     fsdp_model *model = unit->model;
     fsdp_allocator *pool = model->gather_pool;
     fsdp_stream *lane = model->ctx->lanes[FSDP_LANE_GATHER];
-    *out_found = true;
     FSDP_TRY(fsdp__allocator_reserve(pool));
-    if (planned != UINT64_MAX && fsdp__allocator_is_free_at(pool, planned, unit->full_bytes)) {
+    if (planned != UINT64_MAX)
         unit->full = fsdp__allocator_take_at(pool, planned, unit->full_bytes, lane, unit->name, need);
-    } else if (!needed_now) {
+    *out_found = unit->full != NULL || needed_now;
+    if (!*out_found) {
         model->stats.no_room++;
-        *out_found = false;
         return FSDP_OK;
-    } else {
+    }
+    if (unit->full == NULL) {
         do {
             unit->full = fsdp__allocator_take(pool, unit->full_bytes, lane, unit->name, need);
         } while (unit->full == NULL && evict(model));
-        if (unit->full == NULL) {
-            char text[4096] = "";
-            fsdp__allocator_describe(pool, text, sizeof text);
-            return fsdp__fail(FSDP_ERR_NO_MEMORY,
-                              "unit %s: %llu bytes have no place in the gather range of %llu: this visit is not the "
-                              "pass's next one, and the open units leave no gap. Close units, or declare this order "
-                              "as a pass\n%s",
-                              unit->name, (unsigned long long)unit->full_bytes,
-                              (unsigned long long)model->plan.memory.gather, text);
-        }
+        if (unit->full == NULL) return fail_no_place(unit);
         model->stats.off_plan_places++;
     }
     fsdp__edges_clear(&unit->full_edges);
@@ -209,8 +212,7 @@ void fsdp__reshard(fsdp_unit *unit)
 {
     assert(unit->full != NULL && !fsdp__unit_held(unit));
     fsdp__edges_clock(&unit->full_edges, &unit->full->use);
-    /* A buffer that was never touched still has its guard to pass on. */
-    fsdp__clock_max(&unit->full->use, &unit->full->guard, FSDP__SLOTS);
+    if (unit->full_edges.written == 0) unit->full->use = unit->full->guard; /* never touched: its guard is passed on */
     fsdp__allocator_give(unit->model->gather_pool, unit->full, false);
     unit->full = NULL;
     unlink_gathered(unit);
