@@ -140,7 +140,6 @@ static fsdp_status create(fsdp_context *ctx, const fsdp_allocator_config *config
     fsdp__ranges_init(&a->ranges, &ctx->host);
     a->stats.size = sizeof a->stats;
     *out_allocator = a;
-    ctx->n_children++;
     return FSDP_OK;
 }
 
@@ -156,7 +155,6 @@ static void destroy(fsdp_allocator *a)
     fsdp__ranges_fini(&a->ranges);
     fsdp__host_free(&ctx->host, a->live.slot, a->live.capacity, sizeof(fsdp__block *));
     fsdp__host_free(&ctx->host, a, 1, sizeof *a);
-    ctx->n_children--;
 }
 
 fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config *config,
@@ -172,6 +170,7 @@ fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config
     FSDP_TRY(fsdp__context_check(ctx));
     fsdp__lock(ctx);
     fsdp_status status = create(ctx, &c, out_allocator);
+    if (status == FSDP_OK) ctx->n_children++;
     fsdp__unlock(ctx);
     return status;
 }
@@ -218,6 +217,7 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
     /* Its error is the context's. The memory goes back either way, so nothing may be running: there is no deadline. */
     FSDP_IGNORE(fsdp__context_drain(ctx, UINT64_MAX));
     destroy(allocator);
+    ctx->n_children--;
     fsdp__unlock(ctx);
     return FSDP_OK;
 }

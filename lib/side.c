@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "side.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "check.h"
@@ -28,6 +29,31 @@ fsdp_status fsdp__side_text(fsdp_context *ctx, uint32_t root, const char *mine, 
     return FSDP_OK;
 }
 
+/* FNV-1a. */
+static uint64_t hash_text(const char *text)
+{
+    uint64_t h = 0xcbf29ce484222325ull;
+    for (; *text != 0; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3ull;
+    return h;
+}
+
+fsdp_status fsdp__side_agree(fsdp_context *ctx, const char *what)
+{
+    uint64_t mine[FSDP__VOTE_BYTES / sizeof(uint64_t)] = {hash_text(what), strlen(what)};
+    fsdp_status status = fsdp__side_all_gather(ctx, mine, ctx->votes, FSDP__VOTE_BYTES);
+    if (status != FSDP_OK) return fsdp__fail(status, "%s: %s", what, fsdp_last_error());
+    uint32_t r = 1;
+    while (r < ctx->world && memcmp(ctx->votes, ctx->votes + (size_t)r * FSDP__VOTE_BYTES, FSDP__VOTE_BYTES) == 0) r++;
+    if (r >= ctx->world) return FSDP_OK;
+    char first[FSDP__SIDE_TEXT_BYTES], second[FSDP__SIDE_TEXT_BYTES];
+    FSDP_TRY(fsdp__side_text(ctx, 0, what, first));
+    FSDP_TRY(fsdp__side_text(ctx, r, what, second));
+    return fsdp__fail(FSDP_ERR_MISMATCH,
+                      "ranks called different things: rank 0 %s; rank %u %s. Nothing was done: make the same call on "
+                      "every rank",
+                      first, r, second);
+}
+
 fsdp_status fsdp__side_vote(fsdp_context *ctx, fsdp_status mine, const char *what)
 {
     int32_t ballot[FSDP__VOTE_BYTES / sizeof(int32_t)] = {mine}, first = FSDP_OK;
@@ -46,16 +72,13 @@ fsdp_status fsdp__side_vote(fsdp_context *ctx, fsdp_status mine, const char *wha
     return fsdp__fail((fsdp_status)first, "%s failed on rank %u, so on every rank: %s", what, r, said);
 }
 
-fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n)
+/* values[i] = Σ over ranks, in rank order. */
+static fsdp_status sum_agreed(fsdp_context *ctx, double *values, uint32_t n)
 {
-    FSDP_NEED(ctx);
-    FSDP_NEED(values);
-    if (n == 0 || n > MAX_SUMS_HOST)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_sum_host: n is %u, expected 1 to %d", n, MAX_SUMS_HOST);
-    FSDP_TRY(fsdp__context_check(ctx));
     double *all = fsdp__host_alloc(&ctx->host, (size_t)ctx->world * n, sizeof *all);
-    if (all == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_sum_host: no host memory");
-    fsdp_status status = fsdp__side_all_gather(ctx, values, all, n * sizeof *values);
+    fsdp_status status = all == NULL ? fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_sum_host: no host memory") : FSDP_OK;
+    status = fsdp__side_vote(ctx, status, "fsdp_sum_host");
+    if (status == FSDP_OK) status = fsdp__side_all_gather(ctx, values, all, n * sizeof *values);
     for (uint32_t i = 0; status == FSDP_OK && i < n; i++) {
         values[i] = all[i];
         for (uint32_t r = 1; r < ctx->world; r++) values[i] += all[(size_t)r * n + i];
@@ -64,10 +87,24 @@ fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n)
     return status;
 }
 
+fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n)
+{
+    FSDP_NEED(ctx);
+    FSDP_NEED(values);
+    if (n == 0 || n > MAX_SUMS_HOST)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_sum_host: n is %u, expected 1 to %d", n, MAX_SUMS_HOST);
+    FSDP_TRY(fsdp__context_check(ctx));
+    char what[64];
+    snprintf(what, sizeof what, "fsdp_sum_host of %u", n);
+    FSDP_TRY(fsdp__side_agree(ctx, what));
+    return sum_agreed(ctx, values, n);
+}
+
 fsdp_status fsdp_barrier_host(fsdp_context *ctx)
 {
-    double nothing = 0.0;
-    return fsdp_sum_host(ctx, &nothing, 1);
+    FSDP_NEED(ctx);
+    FSDP_TRY(fsdp__context_check(ctx));
+    return fsdp__side_agree(ctx, "fsdp_barrier_host");
 }
 
 fsdp_status fsdp_broadcast_host(fsdp_context *ctx, void *data, size_t bytes, uint32_t root)
@@ -79,11 +116,15 @@ fsdp_status fsdp_broadcast_host(fsdp_context *ctx, void *data, size_t bytes, uin
     if (root >= ctx->world)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_broadcast_host: root %u in a world of %u", root, ctx->world);
     FSDP_TRY(fsdp__context_check(ctx));
+    char what[96];
+    snprintf(what, sizeof what, "fsdp_broadcast_host of %zu bytes from rank %u", bytes, root);
+    FSDP_TRY(fsdp__side_agree(ctx, what));
     char *all = fsdp__host_alloc(&ctx->host, ctx->world, bytes);
+    fsdp_status status = FSDP_OK;
     if (all == NULL)
-        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_broadcast_host: no host memory for %u × %zu bytes", ctx->world,
-                          bytes);
-    fsdp_status status = fsdp__side_all_gather(ctx, data, all, bytes);
+        status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "%s: no host memory for %u × %zu bytes", what, ctx->world, bytes);
+    status = fsdp__side_vote(ctx, status, what);
+    if (status == FSDP_OK) status = fsdp__side_all_gather(ctx, data, all, bytes);
     if (status == FSDP_OK) memcpy(data, all + (size_t)root * bytes, bytes);
     fsdp__host_free(&ctx->host, all, ctx->world, bytes);
     return status;

@@ -13,10 +13,11 @@
 fsdp_status fsdp__model_check(const char *call, fsdp_model *model)
 {
     if (model == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: the model (or unit) is NULL", call);
+    FSDP_TRY(fsdp__context_check(model->ctx)); /* first: then pass_abort would not help */
     if (model->failed != FSDP_OK)
         return fsdp__fail(model->failed, "%s: model %s has failed (%s): call fsdp_pass_abort, or destroy it", call,
                           model->name, model->failed_text);
-    return fsdp__context_check(model->ctx);
+    return FSDP_OK;
 }
 
 fsdp_status fsdp__model_check_sealed(const char *call, fsdp_model *model)

@@ -106,6 +106,7 @@ typedef struct fsdp__pass {
 /* Every byte, before any is taken. */
 typedef struct fsdp__plan {
     fsdp_memory memory;
+    bool reduces_twice;               /* some unit is, between updates: other second reductions are refused */
     uint64_t tmp_offset, tmp_bytes;   /* in scratch: the second reduction onto a shard lands here first */
     uint64_t cast_offset, cast_bytes; /* in scratch: gradients in the reduce dtype */
     uint64_t part_offset, total_offset, step_offset, table_offset, scratch_bytes;

@@ -15,12 +15,11 @@ static fsdp_status count_elems(const char *name, uint32_t n_dims, const uint64_t
     if (n_dims > 0 && dims == NULL) return fsdp__fail(FSDP_ERR_ARG, "parameter %s: dims is NULL", name);
     uint64_t elems = 1;
     bool empty = false;
-    for (uint32_t i = 0; i < n_dims; i++) {
-        if (dims[i] == 0) empty = true;
-        else if (__builtin_mul_overflow(elems, dims[i], &elems) || elems > MAX_ELEMS)
+    for (uint32_t i = 0; i < n_dims; i++) empty |= dims[i] == 0;
+    for (uint32_t i = 0; i < n_dims && !empty; i++)
+        if (__builtin_mul_overflow(elems, dims[i], &elems) || elems > MAX_ELEMS)
             return fsdp__fail(FSDP_ERR_ARG, "parameter %s: extents up to %u multiply to more than 2^48 elements", name,
                               i);
-    }
     *out_elems = empty ? 0 : elems;
     return FSDP_OK;
 }

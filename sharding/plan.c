@@ -239,6 +239,7 @@ static fsdp_status plan_bytes(fsdp_model *model)
     bool alone = model->ctx->world == 1; /* no collective: casts and adds go straight from the gradients */
     bool twice = false;
     FSDP_TRY(find_reduces_twice(model, &twice));
+    plan->reduces_twice = twice;
     plan->tmp_bytes = twice && !alone ? largest_shard : 0;
     plan->cast_bytes = alone ? 0 : largest_cast;
     plan->tmp_offset = add_scratch(plan, plan->tmp_bytes);

@@ -283,6 +283,7 @@ fsdp_status fsdp_model_seal(fsdp_model *model)
     fsdp_context *ctx = model->ctx;
     if (model->phase != FSDP__OPEN)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_model_seal: model %s is sealed already", model->name);
+    FSDP_TRY(fsdp__side_agree(ctx, "fsdp_model_seal"));
     FSDP_TRY(fsdp__side_vote(ctx, fsdp__plan_build(model), "fsdp_model_seal"));
     FSDP_TRY(compare(model));
     FSDP_TRY(take_and_vote(model));

@@ -8,18 +8,34 @@
 #include "lib/hostmem.h"
 #include "sharding/layout.h"
 
+/* Which of the ranges did not fit, of how much. */
+static fsdp_status explain(const fsdp_model *model, fsdp_status status, const char *what, uint64_t bytes)
+{
+    if (status != FSDP_ERR_NO_MEMORY) return status;
+    return fsdp__fail(status, "model %s, rank %u: no room for %s, %llu of the %llu bytes that it needs: %s",
+                      model->name, model->ctx->rank, what, (unsigned long long)bytes,
+                      (unsigned long long)model->plan.memory.total, fsdp_last_error());
+}
+
+static fsdp_status alloc_range(fsdp_model *model, const char *what, uint64_t bytes, fsdp_memory_kind kind, void **out)
+{
+    return explain(model, fsdp__device_alloc(model->ctx, bytes, kind, out), what, bytes);
+}
+
 static fsdp_status alloc_ranges(fsdp_model *model)
 {
     fsdp_context *ctx = model->ctx;
     const fsdp_memory *m = &model->plan.memory;
-    FSDP_TRY(fsdp__device_alloc(ctx, m->master, FSDP_MEMORY_KIND_DEVICE, &model->master));
-    FSDP_TRY(fsdp__device_alloc(ctx, m->gradients, FSDP_MEMORY_KIND_DEVICE, &model->gradients));
-    FSDP_TRY(fsdp__device_alloc(ctx, m->moments, FSDP_MEMORY_KIND_DEVICE, &model->moments));
-    FSDP_TRY(fsdp__device_alloc(ctx, m->scratch, FSDP_MEMORY_KIND_DEVICE, &model->scratch));
-    FSDP_TRY(fsdp__allocator_create_range(ctx, "gather", m->gather, &model->gather_pool));
-    FSDP_TRY(fsdp__allocator_create_range(ctx, "grad", m->grad, &model->grad_pool));
+    FSDP_TRY(alloc_range(model, "parameter shards", m->master, FSDP_MEMORY_KIND_DEVICE, &model->master));
+    FSDP_TRY(alloc_range(model, "gradient shards", m->gradients, FSDP_MEMORY_KIND_DEVICE, &model->gradients));
+    FSDP_TRY(alloc_range(model, "moments", m->moments, FSDP_MEMORY_KIND_DEVICE, &model->moments));
+    FSDP_TRY(alloc_range(model, "scratch", m->scratch, FSDP_MEMORY_KIND_DEVICE, &model->scratch));
+    FSDP_TRY(explain(model, fsdp__allocator_create_range(ctx, "gather", m->gather, &model->gather_pool),
+                     "gathered parameters", m->gather));
+    FSDP_TRY(explain(model, fsdp__allocator_create_range(ctx, "grad", m->grad, &model->grad_pool), "full gradients",
+                     m->grad));
     void *reports;
-    FSDP_TRY(fsdp__device_alloc(ctx, m->pinned, FSDP_MEMORY_KIND_PINNED, &reports));
+    FSDP_TRY(alloc_range(model, "step reports", m->pinned, FSDP_MEMORY_KIND_PINNED, &reports));
     model->reports = reports;
     for (int i = 0; i < FSDP_REPORT_RING; i++) FSDP_TRY(fsdp__device_event_create(ctx, &model->report_event[i]));
     return FSDP_OK;

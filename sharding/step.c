@@ -247,7 +247,7 @@ static fsdp_status check_backward(const fsdp_unit *unit)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_backward_begin: unit %s: pass %s has no BACKWARD visits", unit->name,
                           model->pass->name);
     bool adds = unit->reduced && fsdp__unit_trainable(unit) && unit->n_open[1] == 0;
-    if (adds && model->ctx->world > 1 && model->plan.tmp_bytes == 0)
+    if (adds && !model->plan.reduces_twice)
         return fsdp__fail(FSDP_ERR_STATE,
                           "fsdp_backward_begin: unit %s was reduced in this step already, and no pass says that it is "
                           "visited backward twice: declare such a pass",

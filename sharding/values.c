@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Values in and out of shards, by way of the copy lane and a small staging buffer: no rank ever holds a model. These calls
  * block until values are where they should be; they are for before, after and between steps. */
+#include <stdio.h>
 #include <string.h>
 
 #include "lib/check.h"
@@ -218,6 +219,10 @@ fsdp_status fsdp_param_get(fsdp_param *param, fsdp_value value, void *dst, fsdp_
     column col = {0};
     FSDP_TRY(find_column(param, value, &col));
     fsdp_context *ctx = model->ctx;
+    char what[512];
+    snprintf(what, sizeof what, "fsdp_param_get of value %d of parameter %u, %.400s", (int)value, param->number,
+             param->name);
+    FSDP_TRY(fsdp__side_agree(ctx, what));
     uint64_t chunk = STAGE_ELEMS / ctx->world, longest = longest_part(param);
     if (chunk == 0) chunk = 1;
     if (chunk > longest) chunk = longest;
@@ -280,6 +285,7 @@ fsdp_status fsdp_model_hash(fsdp_model *model, uint64_t *out_hash)
     FSDP_TRY(check_idle(__func__, model));
     FSDP_NEED(out_hash);
     fsdp_context *ctx = model->ctx;
+    FSDP_TRY(fsdp__side_agree(ctx, "fsdp_model_hash"));
     stage st;
     uint64_t hash = 0, sum = 0, *all = fsdp__host_alloc(&ctx->host, ctx->world, sizeof *all);
     fsdp_status status = open_stage(model, STAGE_ELEMS, &st);

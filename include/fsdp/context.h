@@ -37,7 +37,8 @@ typedef struct fsdp_config {
     const void *backend_config;  /**< the backend's own (fsdp_host_config, …); NULL: its defaults. Read here only */
     uint32_t debug;              /**< FSDP_DEBUG_… */
     bool reduce_comm;            /**< a second communicator for reductions: gathers and reductions may overlap on the wire */
-    uint64_t timeout_ns;         /**< deadline between ranks: how long a collective or the side channel waits for a rank */
+    uint64_t timeout_ns;         /**< deadline between ranks: how long a collective or host call waits for a rank that is
+                                      behind; longer than the longest time by which ranks' compute can differ */
     fsdp_host_allocator host;    /**< libc if all zero */
     fsdp_log_fn log;             /**< NULL: warnings are dropped */
     void *log_arg;
@@ -54,7 +55,7 @@ typedef struct fsdp_config {
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ctx);
 
 /** Close it: waits until its streams are idle (or aborted), then frees everything that is left. NULL is nothing.
- *  Errors: STATE if a model, allocator, event or stream of the caller still lives (named; nothing is closed). */
+ *  Errors: STATE if a model, allocator, event, work, trace or stream of the caller still lives (nothing is closed). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_destroy(fsdp_context *ctx);
 
 /** Give up, on every rank: wakes whoever waits for a peer, fails what is enqueued, frees nothing in flight.
@@ -70,7 +71,7 @@ FSDP_API uint32_t fsdp_context_world(const fsdp_context *ctx);
 
 /** Sum @p n doubles over the ranks, in rank order, on the side channel (no stream, no collective is involved).
  *  Blocks: until every rank has called, at most timeout_ns. Collective. values: in and out, n <= 64.
- *  Errors: ARG; RANK_LOST; ABORTED. values unchanged on error. */
+ *  Errors: ARG; MISMATCH (ranks are in different host calls: nothing was done); RANK_LOST; ABORTED. values unchanged. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n);
 
 /** Return when every rank has called. Side channel; streams go on. Errors as fsdp_sum_host. */

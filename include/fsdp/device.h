@@ -44,7 +44,8 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_release(fsdp_stream *stream);
 FSDP_API fsdp_stream *fsdp_context_lane(fsdp_context *ctx, fsdp_lane lane);
 
 /** The caller's compute, on a machine without a GPU: @p fn(arg) runs on the stream's thread, after everything that was
- *  enqueued before it. @p arg must stay valid until then. @p fn may call nothing of the library but fsdp_context_abort.
+ *  enqueued before it. @p arg must stay valid until then, or until the stream is released (after an abort it may never
+ *  run). @p fn may call nothing of the library but fsdp_context_abort.
  *  The sim backend runs no function; there compute is fsdp_stream_delay.
  *  Errors: ARG; UNSUPPORTED (a device that cannot call the host); DEVICE, ABORTED. */
 typedef void (*fsdp_host_fn)(void *arg);

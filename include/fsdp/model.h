@@ -28,9 +28,9 @@ typedef enum fsdp_accumulation {
 typedef struct fsdp_model_config {
     size_t size;
     const char *name;         /**< for errors and traces; copied */
-    uint32_t depth;           /**< how many positions of the pass ahead are gathered; 0: none, 1: the classic rule */
-    uint64_t prefetch_bytes;  /**< most bytes gathered ahead at a time; 0: no limit beside depth */
-    uint32_t grad_buffers;    /**< gradient buffers in flight: one written, the others being reduced; 1, 2, … */
+    uint32_t depth;           /**< how many positions of the pass ahead are gathered, held units not counted; 0 to 64 */
+    uint64_t prefetch_bytes;  /**< most bytes gathered ahead at a time, held units not counted; 0: no limit beside depth */
+    uint32_t grad_buffers;    /**< gradient buffers in flight: one written, the others being reduced; 1 to 64 */
     fsdp_accumulation accumulation;
     bool grad_sum;            /**< false: the optimizer sees the mean over ranks; true: the sum */
 } fsdp_model_config;
@@ -89,7 +89,8 @@ typedef struct fsdp_param_config {
 /** Append a parameter of @p n_dims (0 to 8) extents; an extent of 0 makes it empty, no extents a scalar.
  *  @p name: unique in the MODEL, independent of the unit ("h.0.attn.w"); copied. config NULL: FSDP_PARAM_CONFIG_INIT.
  *  *out_param (may be NULL) is borrowed. The order of these calls is the order of view.params[].
- *  Errors: ARG (name taken, more than 2^48 elements, dims); STATE (sealed). */
+ *  Errors: ARG (name taken, more than 2^48 elements, dims); STATE (sealed). A unit, too, has at most 2^48 elements and at
+ *  least one parameter: predict and seal say ARG. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_unit_add_param(fsdp_unit *unit, const char *name, uint32_t n_dims,
                                                         const uint64_t *dims, const fsdp_param_config *config,
                                                         fsdp_param **out_param);
@@ -103,7 +104,8 @@ FSDP_API fsdp_param *fsdp_model_find_param(fsdp_model *model, const char *name);
 /* ---- Passes ---- */
 
 /** A pass is the list of visits of a micro-step. Two exist: TRAIN (held units first, then all in registration order;
- *  held units again, then the reverse) and EVAL (the forward half). Others are the caller's, added before seal. */
+ *  held units again, then the reverse) and EVAL (the forward half). A held unit has one window a half, open across it: begin
+ *  it first, end it last. Others are the caller's, added before seal. */
 enum { FSDP_PASS_TRAIN = 0, FSDP_PASS_EVAL = 1, FSDP_PASS_NONE = -1 };
 
 typedef enum fsdp_use {
@@ -152,8 +154,8 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_memory(const fsdp_model *model, f
 
 /** End registration: compare layout, policies, passes and bytes between ranks, vote, take every byte, run each kind of
  *  collective once. Ranks: collective. Blocks: at most timeout_ns for the vote.
- *  Errors: STATE (sealed, no unit); MISMATCH (names the first difference, on every rank); NO_MEMORY and whatever else
- *  failed on any rank, on every rank. After an error the model is as before. */
+ *  Errors: ARG (a unit without a parameter or too large); STATE (sealed, no unit); MISMATCH (names the first difference, on
+ *  every rank); NO_MEMORY and whatever else failed on any rank, on every rank. After an error the model is as before. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_seal(fsdp_model *model);
 
 /* ---- Values in and out. They block until values are where they should be; not inside a pass. ---- */

@@ -26,7 +26,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_adamw_create(fsdp_model *model, const f
 
 typedef struct fsdp_adamw_args {
     size_t size;
-    float lr;
+    float lr;          /**< the same on every rank, like all of these; they are not compared */
     double grad_scale; /**< factor on the gradients before anything reads them: 1 / micro-steps, 1 / loss scale */
     float max_norm;    /**< clip the global norm to this; 0: do not clip */
     bool skip;         /**< change nothing but the report (the caller's own judgement, the same on every rank) */

@@ -29,7 +29,8 @@ typedef enum fsdp_status {
     FSDP_ERR_NO_MEMORY = -10,      /**< device memory: pool, budget or device is full */
     FSDP_ERR_NO_HOST_MEMORY = -11, /**< the host allocator returned NULL */
 
-    /* Between ranks. The communicator is dead; destroy the context on every rank. */
+    /* Between ranks. Where fsdp_context_check is still FSDP_OK (seal and other host calls that differ between ranks)
+     * nothing was done and nothing is lost; else the communicator is dead: destroy the context on every rank. */
     FSDP_ERR_MISMATCH = -20,  /**< ranks called different things; the text names both */
     FSDP_ERR_RANK_LOST = -21, /**< a rank did not come within the deadline */
     FSDP_ERR_ABORTED = -22,   /**< fsdp_context_abort, here or on another rank */

@@ -42,7 +42,8 @@ typedef struct fsdp_view {
     size_t size;
     uint32_t n_params;
     bool grads_zeroed;   /**< false: the bytes of grads are undefined, write before you read */
-    void *const *params; /**< compute dtype; each 256-byte aligned (fp32: 512) */
+    void *const *params; /**< compute dtype; each 256-byte aligned (fp32: 512). Read only: in a world of one it may be the
+                              shard itself. An empty parameter's is not to be followed */
     void *const *grads;  /**< gradient dtype; NULL outside backward; an entry is NULL where the parameter is frozen */
 } fsdp_view;
 
@@ -65,7 +66,8 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_unit_use(fsdp_unit *unit, fsdp_stream *
 
 /* ---- The update bracket: around whatever writes shards. fsdp_adamw_step brings its own. ---- */
 
-/** @p stream waits for reductions, and for gathers that still read the shards. Errors: STATE (a unit is open). */
+/** @p stream waits for reductions, and for gathers that still read the shards. Without new gradients,
+ *  too: for loading values. Errors: STATE (a unit is open). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_update_begin(fsdp_model *model, fsdp_stream *stream);
 /** This unit's last write is enqueued: its next gather need wait for no other. Optional; update_end does it for the rest. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_update_unit(fsdp_unit *unit, fsdp_stream *stream);
@@ -92,7 +94,8 @@ FSDP_API float fsdp_model_grad_factor(const fsdp_model *model);
 #define FSDP_MAX_SUMS 16
 #define FSDP_REPORT_RING 8
 
-/** Add the fp32 number at @p device_value to sum @p index (0 … 15) of the current step; the sums of all ranks and calls
+/** Add the fp32 number at @p device_value (device memory, as of fsdp_allocator_alloc; on the host backend any; read when
+ *  @p stream comes here) to sum @p index (0 … 15) of the current step; the sums of all ranks and calls
  *  ride on the norm's all-reduce and come out of the step report. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_step_sum(fsdp_model *model, uint32_t index, const float *device_value,
                                                   fsdp_stream *stream);
@@ -110,7 +113,7 @@ typedef struct fsdp_step_report {
 
 #define FSDP_STEP_REPORT_INIT {sizeof(fsdp_step_report), 0, 0, false, 0.0f, 0.0f, 0.0f, {0.0f}}
 
-/** The report of update @p step, which must be among the last 8. Blocks until the device has written it; asked for
+/** The report of update @p step, an fsdp_adamw_step among the last 8 updates. Blocks until the device has written it; asked for
  *  step - 2 it is log line, back-pressure and hang detector in one. Errors: ARG (not begun, or left the ring); TIMEOUT;
  *  what stopped the device. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_step_report_get(fsdp_model *model, uint64_t step, uint64_t timeout_ns,

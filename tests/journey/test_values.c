@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "lib/convert.h"
 
@@ -322,6 +323,54 @@ static void training_goes_on_from_what_was_set(void **unused)
     }
 }
 
+/* ---- Ranks in different calls ---- */
+
+static bool says(const char *part) { return strstr(fsdp_last_error(), part) != NULL; }
+
+/* Each pair of calls that do not belong together: MISMATCH with both on every rank, and the next call that agrees works. */
+static fsdp_status call_different_things(toy *t)
+{
+    bool odd = t->rank == t->config->world - 1;
+    fsdp_model *model;
+    fsdp_unit *unit;
+    TOY_TRY(fsdp_model_create(t->ctx, NULL, &model));
+    TOY_TRY(fsdp_model_add_unit(model, "unit", NULL, &unit));
+    const uint64_t size = 1000;
+    fsdp_param *param[2];
+    for (int i = 0; i < 2; i++) TOY_TRY(fsdp_unit_add_param(unit, i ? "two" : "one", 1, &size, NULL, &param[i]));
+    double sums[2] = {1.0, 2.0};
+    float values[1000] = {-1.0f};
+
+    TOY_CHECK((odd ? fsdp_model_seal(model) : fsdp_barrier_host(t->ctx)) == FSDP_ERR_MISMATCH);
+    TOY_CHECK(says("rank 0 fsdp_barrier_host") && says("fsdp_model_seal"));
+    TOY_TRY(fsdp_model_seal(model));
+    TOY_CHECK(fsdp_param_get(param[odd], FSDP_VALUE_MASTER, values, FSDP_DTYPE_FP32) == FSDP_ERR_MISMATCH);
+    TOY_CHECK(says("one") && says("two") && values[0] == -1.0f);
+    fsdp_value value = odd ? FSDP_VALUE_COMPUTE : FSDP_VALUE_MASTER;
+    TOY_CHECK(fsdp_param_get(param[0], value, values, FSDP_DTYPE_FP32) == FSDP_ERR_MISMATCH);
+    TOY_CHECK((odd ? fsdp_barrier_host(t->ctx) : fsdp_sum_host(t->ctx, sums, 1)) == FSDP_ERR_MISMATCH);
+    TOY_CHECK(fsdp_sum_host(t->ctx, sums, odd ? 1 : 2) == FSDP_ERR_MISMATCH && sums[0] == 1.0);
+    TOY_CHECK(fsdp_broadcast_host(t->ctx, values, 8, odd) == FSDP_ERR_MISMATCH);
+
+    TOY_TRY(fsdp_context_check(t->ctx));
+    TOY_TRY(fsdp_sum_host(t->ctx, sums, 2));
+    TOY_CHECK(sums[0] == t->config->world && sums[1] == 2.0 * t->config->world);
+    TOY_TRY(fsdp_param_get(param[1], FSDP_VALUE_MASTER, values, FSDP_DTYPE_FP32));
+    TOY_CHECK(values[0] == 0.0f);
+    return fsdp_model_destroy(model);
+}
+
+static void ranks_in_different_calls_are_told_both_and_go_on(void **unused)
+{
+    (void)unused;
+    for (uint32_t world = 2; world <= 3; world++) {
+        toy_config config = toy_config_default();
+        config.world = world;
+        TOY_CASE("world %u:", world);
+        toy_assert_run(&config, call_different_things, NULL, results);
+    }
+}
+
 int main(void)
 {
 #define VALUES(name) cmocka_unit_test_setup_teardown(name, toy_deadline, free_results)
@@ -331,6 +380,7 @@ int main(void)
         VALUES(gradients_and_moments_are_those_of_the_last_step),
         VALUES(the_hash_is_of_values_and_names_not_of_ranks),
         VALUES(training_goes_on_from_what_was_set),
+        VALUES(ranks_in_different_calls_are_told_both_and_go_on),
     };
     return cmocka_run_group_tests_name("values", tests, NULL, NULL);
 }
