@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "hash.h"
 #include "hostmem.h"
 
 enum { MAX_BROADCAST_BYTES = 1 << 20, MAX_SUMS_HOST = 64 };
@@ -29,17 +30,9 @@ fsdp_status fsdp__side_text(fsdp_context *ctx, uint32_t root, const char *mine, 
     return FSDP_OK;
 }
 
-/* FNV-1a. */
-static uint64_t hash_text(const char *text)
-{
-    uint64_t h = 0xcbf29ce484222325ull;
-    for (; *text != 0; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3ull;
-    return h;
-}
-
 fsdp_status fsdp__side_agree(fsdp_context *ctx, const char *what)
 {
-    uint64_t mine[FSDP__VOTE_BYTES / sizeof(uint64_t)] = {hash_text(what), strlen(what)};
+    uint64_t mine[FSDP__VOTE_BYTES / sizeof(uint64_t)] = {fsdp__hash_text(what), strlen(what)};
     fsdp_status status = fsdp__side_all_gather(ctx, mine, ctx->votes, FSDP__VOTE_BYTES);
     if (status != FSDP_OK) return fsdp__fail(status, "%s: %s", what, fsdp_last_error());
     uint32_t r = 1;

@@ -3,14 +3,7 @@
 
 #include <stddef.h>
 
-/* splitmix64's finaliser: a fixed, well mixed priority a serial number. */
-static uint64_t mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15ull;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-    return x ^ x >> 31;
-}
+#include "hash.h"
 
 static void replace_child(fsdp__tree *tree, fsdp__tree_node *parent, fsdp__tree_node *old, fsdp__tree_node *new)
 {
@@ -44,7 +37,7 @@ void fsdp__tree_insert(fsdp__tree *tree, fsdp__tree_node *node)
         parent = *link;
         link = tree->less(node, parent) ? &parent->left : &parent->right;
     }
-    *node = (fsdp__tree_node){.parent = parent, .priority = mix(tree->serial++)};
+    *node = (fsdp__tree_node){.parent = parent, .priority = fsdp__mix(tree->serial++)};
     *link = node;
     while (node->parent != NULL && node->parent->priority < node->priority) rotate_up(tree, node);
 }

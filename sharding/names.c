@@ -3,13 +3,12 @@
 
 #include <string.h>
 
+#include "lib/hash.h"
 #include "lib/hostmem.h"
 
-/* FNV-1a. */
 static size_t hash(const char *text)
 {
-    uint64_t h = 0xcbf29ce484222325ull;
-    for (; *text != 0; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3ull;
+    uint64_t h = fsdp__hash_text(text);
     return (size_t)(h ^ h >> 32);
 }
 

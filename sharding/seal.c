@@ -9,6 +9,7 @@
 #include "lib/check.h"
 #include "lib/comm.h"
 #include "lib/device.h"
+#include "lib/hash.h"
 #include "lib/hostmem.h"
 #include "lib/side.h"
 #include "sharding/pass.h"
@@ -16,12 +17,6 @@
 #include "sharding/shard.h"
 
 enum { ITEM_BYTES = 400 };
-
-static uint64_t hash_bytes(uint64_t h, const void *data, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i++) h = (h ^ ((const unsigned char *)data)[i]) * 0x100000001b3ull;
-    return h;
-}
 
 /* Everything that must agree is an item with a line of text: the model, its bytes, each unit, each parameter, each pass. */
 static uint32_t count_items(const fsdp_model *model)
@@ -40,7 +35,7 @@ static tail tail_of(const char *name, size_t room)
     size_t bytes = strlen(name);
     if (bytes > room)
         snprintf(t.text, sizeof t.text, "…#%016llx",
-                 (unsigned long long)hash_bytes(0xcbf29ce484222325ull, name, bytes));
+                 (unsigned long long)fsdp__hash_bytes(FSDP__HASH_SEED, name, bytes));
     return t;
 }
 
@@ -56,10 +51,10 @@ static void describe_param(const fsdp_param *p, char *text)
 
 static void describe_pass(const fsdp__pass *pass, char *text)
 {
-    uint64_t h = 0xcbf29ce484222325ull;
+    uint64_t h = FSDP__HASH_SEED;
     for (uint32_t i = 0; i < pass->n; i++) {
         uint32_t line[3] = {pass->visits[i].unit, (uint32_t)pass->given[i].use, pass->visits[i].until};
-        h = hash_bytes(h, line, sizeof line);
+        h = fsdp__hash_bytes(h, line, sizeof line);
     }
     snprintf(text, ITEM_BYTES, "pass %.80s%s: %u visits, list %016llx", pass->name, tail_of(pass->name, 80).text,
              pass->n, (unsigned long long)h);
@@ -116,10 +111,7 @@ static void describe_items(const fsdp_model *model, void (*each)(void *arg, uint
     each(arg, k, text);
 }
 
-static void keep_hash(void *arg, uint32_t k, const char *text)
-{
-    ((uint64_t *)arg)[k] = hash_bytes(0xcbf29ce484222325ull, text, strlen(text));
-}
+static void keep_hash(void *arg, uint32_t k, const char *text) { ((uint64_t *)arg)[k] = fsdp__hash_text(text); }
 
 /* Between rank 0 and another one; rank 0: none. */
 typedef struct difference {

@@ -7,6 +7,7 @@
 #include "lib/check.h"
 #include "lib/convert.h"
 #include "lib/device.h"
+#include "lib/hash.h"
 #include "lib/hostmem.h"
 #include "lib/side.h"
 #include "sharding/layout.h"
@@ -238,31 +239,16 @@ fsdp_status fsdp_param_get(fsdp_param *param, fsdp_value value, void *dst, fsdp_
     return status;
 }
 
-static uint64_t mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15ull;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-    return x ^ x >> 31;
-}
-
-static uint64_t hash_text(const char *text)
-{
-    uint64_t h = 0xcbf29ce484222325ull;
-    for (; *text != 0; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3ull;
-    return h;
-}
-
 /* Every element contributes mix(parameter, its index, its bits) to a sum, so neither order nor owner matters. */
 static fsdp_status hash_param(fsdp_param *param, stage *st, uint64_t *hash)
 {
     fsdp_unit *unit = param->unit;
     size_t each = fsdp_dtype_bytes(unit->config.master_dtype);
-    uint64_t seed = mix(hash_text(param->name)), begin, count, at;
+    uint64_t seed = fsdp__mix(fsdp__hash_text(param->name)), begin, count, at;
     if (unit->model->ctx->rank == 0) { /* the shape, once */
-        *hash += mix(seed ^ param->n_dims);
+        *hash += fsdp__mix(seed ^ param->n_dims);
         for (uint32_t i = 0; i < param->n_dims; i++)
-            *hash += mix(seed + (i + 1) * 0x632be59bd9b4e019ull + param->dims[i]);
+            *hash += fsdp__mix(seed + (i + 1) * 0x632be59bd9b4e019ull + param->dims[i]);
     }
     fsdp__layout_range(param, unit->model->ctx->rank, &begin, &count, &at);
     const char *base = unit->groups[param->group].master;
@@ -273,7 +259,7 @@ static fsdp_status hash_param(fsdp_param *param, stage *st, uint64_t *hash)
         for (uint64_t i = 0; i < n; i++) {
             uint32_t bits = 0;
             memcpy(&bits, (const char *)st->device + i * each, each);
-            *hash += mix(mix(seed ^ (begin + i)) + bits);
+            *hash += fsdp__mix(fsdp__mix(seed ^ (begin + i)) + bits);
         }
         begin += n, at += n, count -= n;
     }

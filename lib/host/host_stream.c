@@ -7,6 +7,7 @@
 #include <sys/prctl.h>
 
 #include "check.h"
+#include "hash.h"
 #include "host.h"
 #include "hostmem.h"
 
@@ -21,22 +22,12 @@ static void sleep_until(fsdp__host_device *dev, uint64_t deadline_ns)
     }
 }
 
-/* A hash whose output passes tests of randomness for consecutive inputs: the finaliser of SplitMix64 (Steele, Lea and
- * Flood, OOPSLA 2014). */
-static uint64_t mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
 /* A function of (seed, rank, stream, operation) alone, so that a schedule that fails can be run again. */
 static void jitter(const fsdp__host_stream *s, uint64_t number)
 {
     fsdp__host_device *dev = s->dev;
     if (dev->jitter_ns == 0) return;
-    uint64_t random = mix(mix(mix(dev->jitter_seed ^ mix(dev->rank)) ^ s->number) ^ number);
+    uint64_t random = fsdp__mix(fsdp__mix(fsdp__mix(dev->jitter_seed ^ fsdp__mix(dev->rank)) ^ s->number) ^ number);
     if (random & 1) return;
     sleep_until(dev, fsdp__host_after((random >> 1) % dev->jitter_ns));
 }
