@@ -269,6 +269,18 @@ static fsdp_status take_and_vote(fsdp_model *model)
     return fsdp__fail(status, "%s", text);
 }
 
+/* What is legal and surely not meant. */
+static void warn_of_budget(const fsdp_model *model)
+{
+    uint64_t budget = model->config.prefetch_bytes;
+    for (size_t i = 0; budget > 0 && model->config.depth > 0 && i < model->n_units; i++) {
+        const fsdp_unit *unit = model->units[i];
+        if (unit->full_bytes > budget && !fsdp__unit_held(unit))
+            fsdp__log(model->ctx, "unit %s gathers %llu bytes, more than prefetch_bytes %llu: it is never prefetched",
+                      unit->name, (unsigned long long)unit->full_bytes, (unsigned long long)budget);
+    }
+}
+
 fsdp_status fsdp_model_seal(fsdp_model *model)
 {
     FSDP_TRY(fsdp__model_check(__func__, model));
@@ -280,6 +292,7 @@ fsdp_status fsdp_model_seal(fsdp_model *model)
     FSDP_TRY(compare(model));
     FSDP_TRY(take_and_vote(model));
     model->phase = FSDP__IDLE;
+    warn_of_budget(model);
     return FSDP_OK;
 }
 
