@@ -4,6 +4,7 @@
 #include "toy_assert.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static toy_result results[TOY_WORLD], simulated[TOY_WORLD];
 
@@ -408,6 +409,47 @@ static void a_visit_on_plan_never_lacks_room(void **unused)
     }
 }
 
+/* ---- The log ---- */
+
+typedef struct heard {
+    uint32_t n;
+    char last[256];
+} heard;
+
+static void hear(void *arg, const char *text)
+{
+    heard *h = arg;
+    h->n++;
+    snprintf(h->last, sizeof h->last, "%s", text);
+}
+
+static void a_unit_that_the_budget_never_holds_is_warned_of(void **unused)
+{
+    (void)unused;
+    heard h = {0};
+    fsdp_sim_config sim = FSDP_SIM_CONFIG_INIT;
+    sim.world = 2;
+    fsdp_config config = FSDP_CONFIG_INIT;
+    config.backend = fsdp_sim_backend();
+    config.backend_config = &sim;
+    config.log = hear;
+    config.log_arg = &h;
+    fsdp_model_config budget = FSDP_MODEL_CONFIG_INIT;
+    budget.prefetch_bytes = 3000;
+    fsdp_context *ctx = NULL;
+    fsdp_model *model = NULL;
+    assert_int_equal(fsdp_context_create(&config, &ctx), FSDP_OK);
+    assert_int_equal(fsdp_model_create(ctx, &budget, &model), FSDP_OK);
+    add(add_unit(model, "small", FSDP_RESHARD_AFTER_USE, FSDP_DTYPE_FP32), "weight", 1000, 0);
+    add(add_unit(model, "big", FSDP_RESHARD_AFTER_USE, FSDP_DTYPE_FP32), "weight", 2000, 0);
+    add(add_unit(model, "held", FSDP_RESHARD_NEVER, FSDP_DTYPE_FP32), "weight", 2000, 0);
+    assert_int_equal(fsdp_model_seal(model), FSDP_OK);
+    assert_int_equal(h.n, 1);
+    assert_non_null(strstr(h.last, "unit big gathers 4096 bytes, more than prefetch_bytes 3000"));
+    assert_int_equal(fsdp_model_destroy(model), FSDP_OK);
+    assert_int_equal(fsdp_context_destroy(ctx), FSDP_OK);
+}
+
 int main(void)
 {
 #define MEMORY(name) cmocka_unit_test_setup_teardown(name, toy_deadline, free_results)
@@ -416,6 +458,7 @@ int main(void)
         MEMORY(a_unit_without_optimizer_takes_no_moments),
         MEMORY(a_visit_on_plan_never_lacks_room),
         MEMORY(published_models_gather_in_no_more_than_is_live),
+        MEMORY(a_unit_that_the_budget_never_holds_is_warned_of),
     };
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
 }
