@@ -179,7 +179,7 @@ fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *name, ui
                                          fsdp_allocator **out_allocator)
 {
     bytes = fsdp__device_round(&ctx->caps, bytes);
-    fsdp_allocator_config config = {sizeof config, name, bytes, bytes, FSDP_ALLOC_WAIT_FIRST};
+    fsdp_allocator_config config = {sizeof config, name, bytes, bytes, FSDP_ALLOC_WAIT_FIRST, 0};
     fsdp_allocator *a;
     FSDP_TRY(create(ctx, &config, &a));
     fsdp_status status = FSDP_OK;
@@ -375,7 +375,8 @@ static fsdp_status alloc_block(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s
     return status;
 }
 
-fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocator, uint64_t bytes, fsdp_stream *stream, void **out_ptr)
+fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocator, uint64_t bytes, fsdp_stream *stream,
+                                 const char *owner, void **out_ptr)
 {
     FSDP_NEED(allocator);
     FSDP_NEED(out_ptr);
@@ -389,6 +390,7 @@ fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocator, uint64_t bytes, fsdp
     fsdp__block *block = NULL;
     fsdp_status status = alloc_block(allocator, rounded, stream, &block);
     if (status == FSDP_OK) {
+        block->tag = owner != NULL ? owner : "";
         block->until_free |= 1u << stream->slot;
         *out_ptr = (void *)(uintptr_t)block->begin;
     }

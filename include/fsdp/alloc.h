@@ -26,9 +26,10 @@ typedef struct fsdp_allocator_config {
     uint64_t budget_bytes;  /**< most that it takes from the device; 0: no limit but the device's */
     uint64_t segment_bytes; /**< it takes at least this much at a time */
     fsdp_alloc_policy policy;
+    uint32_t history;       /**< events that it remembers for a snapshot (memory.h); 0: none */
 } fsdp_allocator_config;
 
-#define FSDP_ALLOCATOR_CONFIG_INIT {sizeof(fsdp_allocator_config), "allocator", 0, 2097152, FSDP_ALLOC_WAIT_FIRST}
+#define FSDP_ALLOCATOR_CONFIG_INIT {sizeof(fsdp_allocator_config), "allocator", 0, 2097152, FSDP_ALLOC_WAIT_FIRST, 1024}
 
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config *config,
                                                           fsdp_allocator **out_allocator);
@@ -41,10 +42,11 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_destroy(fsdp_allocator *alloc
  *  In this order: the best fit that is ordered already (no device call); the fit freed longest ago, with a wait on
  *  @p stream; growth within the budget (GROW_FIRST: before the wait).
  *  Until free, the block belongs to whatever @p stream is given.
+ *  @p owner: whose it is, for errors and snapshots; a literal, or a string that outlives the allocator; NULL for nobody's.
  *  Thread: any; the order of calls decides the addresses.
  *  Errors: ARG; NO_MEMORY (the text says what would have fitted, who holds the rest, and lists the blocks). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocator, uint64_t bytes, fsdp_stream *stream,
-                                                         void **out_ptr);
+                                                         const char *owner, void **out_ptr);
 
 /** @p stream, too, uses the block until it is freed: what it is given up to free() comes before the next owner.
  *  (PyTorch's recordStream.) The caller has ordered @p stream after the block's allocation, or the call does: it adds
@@ -71,9 +73,11 @@ typedef struct fsdp_alloc_stats {
     uint64_t allocs, frees;  /**< calls that succeeded */
     uint64_t waits;          /**< stream waits that hand-overs needed */
     uint64_t grows;          /**< segments taken */
+    uint64_t trace_hash;     /**< of every alloc so far: segment, offset, bytes, stream, and which streams it waits for.
+                                  Equal after equal calls, on every rank and however the device ran */
 } fsdp_alloc_stats;
 
-#define FSDP_ALLOC_STATS_INIT {sizeof(fsdp_alloc_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_ALLOC_STATS_INIT {sizeof(fsdp_alloc_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_stats(fsdp_allocator *allocator, fsdp_alloc_stats *out_stats);
 /** The peaks become what is now. */

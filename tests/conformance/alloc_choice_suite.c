@@ -183,7 +183,7 @@ static void replay(const alloc_suite *suite, uint64_t jitter_seed, int64_t *offs
             if (random % 3 == 0) OK(fsdp_allocator_record_stream(r.a, *p, r.s[s]));
             give(&r, *p);
             *p = NULL;
-        } else if (fsdp_allocator_alloc(r.a, bytes, r.s[s], &got) == FSDP_OK) {
+        } else if (fsdp_allocator_alloc(r.a, bytes, r.s[s], NULL, &got) == FSDP_OK) {
             *p = got;
             touch(&r, s, got, 1, bytes);
         }

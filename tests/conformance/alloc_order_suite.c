@@ -347,7 +347,7 @@ static void a_stream_in_the_slot_of_another_is_protected_as_itself(void **state)
     OK(fsdp_stream_release(r->s[A]));
     OK(fsdp_stream_create(r->ctx, "next", &r->s[A]));
     void *none;
-    assert_int_equal(fsdp_allocator_alloc(r->a, ROOM, r->s[B], &none), FSDP_ERR_NO_MEMORY);
+    assert_int_equal(fsdp_allocator_alloc(r->a, ROOM, r->s[B], NULL, &none), FSDP_ERR_NO_MEMORY);
     assert_non_null(strstr(fsdp_last_error(), "live on a released stream"));
     give(r, p);
     give(r, q);
@@ -466,7 +466,7 @@ static void random_alloc(program *g)
     uint64_t bytes = 1 + draw(g, draw(g, 4) == 0 ? 12 * KIB : 1500);
     int s = (int)draw(g, ALLOC_STREAMS);
     void *ptr = NULL;
-    fsdp_status status = fsdp_allocator_alloc(g->rig.a, bytes, g->rig.s[s], &ptr);
+    fsdp_status status = fsdp_allocator_alloc(g->rig.a, bytes, g->rig.s[s], NULL, &ptr);
     if (status == FSDP_ERR_NO_MEMORY) return;
     OK(status);
     g->live[g->n_live++] = (owned){ptr, bytes, s, 1u << s, 0, 0};

@@ -60,7 +60,7 @@ void make_allocator(alloc_rig *r, uint64_t budget_bytes, uint64_t segment_bytes)
 char *take(alloc_rig *r, uint64_t bytes, int stream)
 {
     void *ptr = NULL;
-    OK(fsdp_allocator_alloc(r->a, bytes, r->s[stream], &ptr));
+    OK(fsdp_allocator_alloc(r->a, bytes, r->s[stream], NULL, &ptr));
     assert_non_null(ptr);
     return ptr;
 }

@@ -43,7 +43,7 @@ static void more_than_any_device_has_is_refused(void **state)
     static const uint64_t sizes[] = {((uint64_t)1 << 56) + 1, (uint64_t)1 << 63, UINT64_MAX - 255, UINT64_MAX};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         void *ptr = r;
-        assert_int_equal(fsdp_allocator_alloc(r->a, sizes[i], r->s[A], &ptr), FSDP_ERR_ARG);
+        assert_int_equal(fsdp_allocator_alloc(r->a, sizes[i], r->s[A], NULL, &ptr), FSDP_ERR_ARG);
         assert_said("allocator small: ");
         assert_said("more than any device has");
         assert_ptr_equal(ptr, r);
@@ -70,7 +70,7 @@ static void beyond_the_budget_the_error_says_what_is_in_the_way(void **state)
     give(r, block[1]);
     fsdp_alloc_stats before = stats_of(r);
     void *ptr = NULL;
-    assert_int_equal(fsdp_allocator_alloc(r->a, 40000, r->s[A], &ptr), FSDP_ERR_NO_MEMORY);
+    assert_int_equal(fsdp_allocator_alloc(r->a, 40000, r->s[A], NULL, &ptr), FSDP_ERR_NO_MEMORY);
     assert_null(ptr);
     assert_said("allocator small: no room for 40192 bytes");
     assert_said("32768 of 49152 reserved bytes are live");
@@ -84,7 +84,7 @@ static void beyond_the_budget_the_error_says_what_is_in_the_way(void **state)
 
     block[1] = take(r, 16 * KIB, B); /* nothing is lost by it */
     char *last = take(r, 16 * KIB, D);
-    assert_int_equal(fsdp_allocator_alloc(r->a, 1, r->s[A], &ptr), FSDP_ERR_NO_MEMORY);
+    assert_int_equal(fsdp_allocator_alloc(r->a, 1, r->s[A], NULL, &ptr), FSDP_ERR_NO_MEMORY);
     give(r, block[2]);
     give(r, take(r, 1, C));
     give(r, block[0]), give(r, block[1]), give(r, last);
@@ -108,7 +108,7 @@ static void what_the_device_says_is_passed_on(void **state)
     void *block[200];
     int n = 0;
     fsdp_status status;
-    while ((status = fsdp_allocator_alloc(r->a, (uint64_t)1 << 56, r->s[A], &block[n])) == FSDP_OK && n < 199) n++;
+    while ((status = fsdp_allocator_alloc(r->a, (uint64_t)1 << 56, r->s[A], NULL, &block[n])) == FSDP_OK && n < 199) n++;
     assert_int_equal(status, FSDP_ERR_NO_MEMORY);
     assert_said("allocator small: no room for 72057594037927936 bytes");
     assert_said("the device says: ");
@@ -224,7 +224,7 @@ static void calls_are_counted(void **state)
     void *ptr;
     give(r, take(r, 16 * KIB, A));
     char *p = take(r, 16 * KIB, B); /* a's last use: one wait */
-    assert_int_equal(fsdp_allocator_alloc(r->a, 16 * KIB, r->s[A], &ptr), FSDP_ERR_NO_MEMORY);
+    assert_int_equal(fsdp_allocator_alloc(r->a, 16 * KIB, r->s[A], NULL, &ptr), FSDP_ERR_NO_MEMORY);
     assert_int_equal(fsdp_allocator_free(r->a, &ptr), FSDP_ERR_ARG);
     OK(fsdp_allocator_free(r->a, NULL));
     OK(fsdp_allocator_record_stream(r->a, p, r->s[C])); /* the same for c */
@@ -338,7 +338,7 @@ static void *hammer(void *arg)
         void *p[3] = {NULL, NULL, NULL};
         fsdp_stream *s = w->rig->s[w->stream], *t = w->rig->s[(w->stream + 1) % ALLOC_STREAMS];
         for (int k = 0; k < 3; k++)
-            w->failures += fsdp_allocator_alloc(a, (uint64_t)(i * 3 + k) * 37 % 4000, s, &p[k]) != FSDP_OK;
+            w->failures += fsdp_allocator_alloc(a, (uint64_t)(i * 3 + k) * 37 % 4000, s, NULL, &p[k]) != FSDP_OK;
         w->failures += fsdp_allocator_record_stream(a, p[0], t) != FSDP_OK;
         w->failures += fsdp_allocator_record_use(a, p[1], t) != FSDP_OK;
         for (int k = 0; k < 3; k++) w->failures += fsdp_allocator_free(a, p[(i + k) % 3]) != FSDP_OK;
@@ -408,7 +408,7 @@ static void without_host_memory_nothing_changes_and_nothing_is_lost(void **state
         for (int i = 0; i < N; i++) {
             void *p = NULL;
             fsdp_alloc_stats before = stats_of(&r);
-            fsdp_status status = fsdp_allocator_alloc(r.a, 1000, r.s[i % ALLOC_STREAMS], &p);
+            fsdp_status status = fsdp_allocator_alloc(r.a, 1000, r.s[i % ALLOC_STREAMS], NULL, &p);
             if (status != FSDP_OK) {
                 assert_int_equal(status, FSDP_ERR_NO_HOST_MEMORY);
                 assert_null(p);

@@ -289,10 +289,10 @@ static void allocators(void **state)
     ARG(fsdp_allocator_create(ctx(), &c, &a), "allocator mine: policy 2 does not exist");
     assert_null(a);
     OK(fsdp_allocator_create(ctx(), NULL, &a));
-    ARG(fsdp_allocator_alloc(NULL, 1, program.s, &ptr), "allocator is NULL");
-    ARG(fsdp_allocator_alloc(a, 1, NULL, &ptr), "stream is NULL");
-    ARG(fsdp_allocator_alloc(a, 1, program.s, NULL), "out_ptr is NULL");
-    OK(fsdp_allocator_alloc(a, 1, program.s, &ptr));
+    ARG(fsdp_allocator_alloc(NULL, 1, program.s, NULL, &ptr), "allocator is NULL");
+    ARG(fsdp_allocator_alloc(a, 1, NULL, NULL, &ptr), "stream is NULL");
+    ARG(fsdp_allocator_alloc(a, 1, program.s, NULL, NULL), "out_ptr is NULL");
+    OK(fsdp_allocator_alloc(a, 1, program.s, NULL, &ptr));
     ARG(fsdp_allocator_record_stream(NULL, ptr, program.s), "allocator is NULL");
     ARG(fsdp_allocator_record_stream(a, NULL, program.s), "is no live block");
     ARG(fsdp_allocator_record_stream(a, ptr, NULL), "stream is NULL");

@@ -352,7 +352,7 @@ static void wait_in_vain(rank *r)
     EXPECT_OK(r, train_step(r));
     EXPECT_OK(r, fsdp_event_create(r->ctx, &event));
     EXPECT_OK(r, fsdp_allocator_create(r->ctx, NULL, &allocator));
-    EXPECT_OK(r, fsdp_allocator_alloc(allocator, 1000, r->s, &block));
+    EXPECT_OK(r, fsdp_allocator_alloc(allocator, 1000, r->s, NULL, &block));
     if (r->number == 1) to_abort = r->ctx;
     if (r->number > 0) EXPECT_OK(r, train_step(r));
     EXPECT_OK(r, fsdp_event_record(event, r->s));
@@ -369,7 +369,7 @@ static void wait_in_vain(rank *r)
     EXPECT(r, fsdp_pass_abort(r->model, r->s) == FSDP_ERR_ABORTED);
     EXPECT(r, strstr(fsdp_last_error(), "the operator pressed the button") != NULL);
     EXPECT(r, value >= 1.0 && value <= 1.0);
-    EXPECT(r, fsdp_allocator_alloc(allocator, 1000, r->s, &more) == FSDP_ERR_ABORTED);
+    EXPECT(r, fsdp_allocator_alloc(allocator, 1000, r->s, NULL, &more) == FSDP_ERR_ABORTED);
     EXPECT_OK(r, fsdp_allocator_free(allocator, block)); /* what gives back and what only counts still works */
     EXPECT_OK(r, fsdp_allocator_stats(allocator, &stats));
     EXPECT_OK(r, fsdp_allocator_destroy(allocator));
