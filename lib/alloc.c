@@ -8,153 +8,132 @@
 #include "check.h"
 #include "context.h"
 #include "device.h"
-#include "hostmem.h"
+#include "hash.h"
+#include "mutate.h"
 #include "stream.h"
 
 /* Fits looked at, smallest first, for each doubling of the size, before one that needs a wait is taken. */
 enum { CANDIDATES = 32 };
 
-typedef struct segment {
-    struct segment *next;
-    void *ptr;
-    uint64_t bytes;
-    fsdp__block *first; /* lowest block: the whole segment when it is free */
-} segment;
-
-/* A live block by its address: open addressing, linear probing. */
-typedef struct table {
-    fsdp__block **slot;
-    size_t capacity, n; /* capacity: a power of two, or 0 */
-} table;
-
-struct fsdp_allocator {
-    fsdp_context *ctx;
-    fsdp_allocator_config config;
-    char name[32];
-    fsdp__ranges ranges;
-    segment *segments;
-    table live;
-    fsdp_alloc_stats stats;
-};
-
-static size_t table_home(const table *t, uint64_t begin)
-{
-    return (size_t)(begin / FSDP__BLOCK_ALIGNMENT * 0x9e3779b97f4a7c15ull >> 20) & (t->capacity - 1);
-}
-
-static void table_put(table *t, fsdp__block *block)
-{
-    size_t i = table_home(t, block->begin);
-    while (t->slot[i] != NULL) i = (i + 1) & (t->capacity - 1);
-    t->slot[i] = block;
-    t->n++;
-}
-
-static fsdp__block *table_find(const table *t, uint64_t begin)
-{
-    for (size_t i = t->capacity ? table_home(t, begin) : 0; t->capacity && t->slot[i] != NULL;
-         i = (i + 1) & (t->capacity - 1))
-        if (t->slot[i]->begin == begin) return t->slot[i];
-    return NULL;
-}
-
-static void table_remove(table *t, uint64_t begin)
-{
-    size_t mask = t->capacity - 1, hole = table_home(t, begin);
-    while (t->slot[hole]->begin != begin) hole = (hole + 1) & mask;
-    /* Close the gap: move up whoever could not sit at or before it. */
-    for (size_t i = (hole + 1) & mask; t->slot[i] != NULL; i = (i + 1) & mask) {
-        if (((i - table_home(t, t->slot[i]->begin)) & mask) < ((i - hole) & mask)) continue;
-        t->slot[hole] = t->slot[i];
-        hole = i;
-    }
-    t->slot[hole] = NULL;
-    t->n--;
-}
-
-static bool table_reserve(const fsdp_host_allocator *host, table *t)
-{
-    if (2 * (t->n + 1) <= t->capacity) return true;
-    table bigger = {.capacity = t->capacity ? 2 * t->capacity : 64};
-    bigger.slot = fsdp__host_alloc(host, bigger.capacity, sizeof(fsdp__block *));
-    if (bigger.slot == NULL) return false;
-    for (size_t i = 0; i < t->capacity; i++)
-        if (t->slot[i] != NULL) table_put(&bigger, t->slot[i]);
-    fsdp__host_free(host, t->slot, t->capacity, sizeof(fsdp__block *));
-    *t = bigger;
-    return true;
-}
-
 /* Pending fragments leave as their stream's clock comes to cover them, in any order. */
 static void settle_pending(fsdp_allocator *a)
 {
-    for (int slot = 0; slot < a->ctx->clocks.n_slots; slot++) {
-        fsdp_stream *s = a->ctx->clocks.stream[slot];
-        for (fsdp__fragment *f = a->ranges.oldest_pending[slot], *newer; f != NULL; f = newer) {
+    fsdp__clocks *clocks = &a->ctx->clocks;
+    for (int slot = 0; slot < clocks->n_slots; slot++) {
+        for (fsdp__block *f = a->ranges.oldest_pending[slot], *newer; f != NULL; f = newer) {
             newer = f->newer;
-            if (s == NULL || fsdp__covered(s, &f->clock)) fsdp__ranges_settle(&a->ranges, f);
+            if (clocks->stream[slot] == NULL || fsdp__frontier_covered(&clocks->now[slot], &f->use))
+                fsdp__ranges_settle(&a->ranges, f);
         }
     }
 }
 
+void fsdp__allocator_settle_slot(fsdp_allocator *a, int slot)
+{
+    while (a->ranges.oldest_pending[slot] != NULL) fsdp__ranges_settle(&a->ranges, a->ranges.oldest_pending[slot]);
+}
+
+static void note_active_peak(fsdp_allocator *a)
+{
+    settle_pending(a);
+    a->stats.active = a->stats.allocated + a->ranges.pending_bytes;
+    if (a->stats.active > a->stats.active_peak) a->stats.active_peak = a->stats.active;
+}
+
 /* What is pending may be covered by now: it is looked through only where it would make a peak. */
-static void note_bytes(fsdp_allocator *a)
+static inline void note_bytes(fsdp_allocator *a)
 {
     fsdp_alloc_stats *st = &a->stats;
-    if (st->allocated + a->ranges.pending_bytes > st->active_peak) settle_pending(a);
-    st->active = st->allocated + a->ranges.pending_bytes;
     if (st->allocated > st->allocated_peak) st->allocated_peak = st->allocated;
-    if (st->active > st->active_peak) st->active_peak = st->active;
-    if (st->reserved > st->reserved_peak) st->reserved_peak = st->reserved;
+    st->active = st->allocated + a->ranges.pending_bytes;
+    if (st->active > st->active_peak) note_active_peak(a);
 }
 
-/* Take a segment from the device. The list of segments is for destroy, trim and the table: newest first. */
-static fsdp_status grow(fsdp_allocator *a, uint64_t bytes)
+static inline uint64_t offset_of(const fsdp_allocator *a, const fsdp__block *block)
 {
-    fsdp_context *ctx = a->ctx;
-    segment *seg = fsdp__host_alloc(&ctx->host, 1, sizeof *seg);
-    if (seg == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "allocator %s: no host memory for a segment", a->name);
-    fsdp_status status = fsdp__device_alloc(ctx, bytes, FSDP_MEMORY_KIND_DEVICE, &seg->ptr);
-    if (status != FSDP_OK) {
-        fsdp__host_free(&ctx->host, seg, 1, sizeof *seg);
-        return status;
-    }
-    seg->bytes = bytes;
-    seg->next = a->segments;
-    a->segments = seg;
-    seg->first = fsdp__ranges_add(&a->ranges, (uint64_t)(uintptr_t)seg->ptr, bytes);
+    return block->begin - a->ranges.segments[block->segment].begin;
+}
+
+static inline void remember(fsdp_allocator *a, fsdp__alloc_event_kind kind, const fsdp__block *block, uint64_t offset,
+                            int slot, int other)
+{
+    fsdp__alloc_event event = {offset,         block->bytes,  block->owner,  a->stats.allocated, a->stats.reserved,
+                               block->segment, (uint8_t)kind, (uint8_t)slot, (uint8_t)other};
+    fsdp__history_add(&a->history, &event);
+}
+
+void fsdp__allocator_note(fsdp_allocator *a, fsdp__alloc_event_kind kind, const fsdp__block *block, uint64_t bytes,
+                          const char *owner)
+{
+    fsdp__block none = {.bytes = bytes, .owner = owner};
+    if (block != NULL) remember(a, kind, block, offset_of(a, block), block->slot, FSDP__NO_SLOT);
+    else remember(a, kind, &none, FSDP__NO_PLACE, FSDP__NO_SLOT, FSDP__NO_SLOT);
+}
+
+static void note_segment(fsdp_allocator *a, fsdp__alloc_event_kind kind, uint32_t number)
+{
+    fsdp__block all = {.bytes = a->ranges.segments[number].bytes, .owner = "", .segment = number};
+    remember(a, kind, &all, 0, FSDP__NO_SLOT, FSDP__NO_SLOT);
+}
+
+/* Take a segment from the device. Needs fsdp__ranges_reserve. */
+static fsdp_status grow(fsdp_allocator *a, uint64_t bytes, fsdp__block **out_range)
+{
+    uint32_t number;
+    void *ptr;
+    FSDP_TRY(fsdp__ranges_reserve_segment(&a->ranges, &number));
+    FSDP_TRY(fsdp__device_alloc(a->ctx, bytes, FSDP_MEMORY_KIND_DEVICE, &ptr));
+    *out_range = fsdp__ranges_add(&a->ranges, number, (uint64_t)(uintptr_t)ptr, bytes);
     a->stats.reserved += bytes;
+    if (a->stats.reserved > a->stats.reserved_peak) a->stats.reserved_peak = a->stats.reserved;
     a->stats.grows++;
-    note_bytes(a);
+    note_segment(a, FSDP__ALLOC_EVENT_GROW, number);
     return FSDP_OK;
 }
 
-static fsdp_status create(fsdp_context *ctx, const fsdp_allocator_config *config, fsdp_allocator **out_allocator)
-{
-    fsdp_allocator *a = fsdp__host_alloc(&ctx->host, 1, sizeof *a);
-    if (a == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "allocator %s: no host memory", config->name);
-    a->ctx = ctx;
-    a->config = *config;
-    snprintf(a->name, sizeof a->name, "%s", config->name);
-    a->config.name = a->name;
-    fsdp__ranges_init(&a->ranges, &ctx->host);
-    a->stats.size = sizeof a->stats;
-    *out_allocator = a;
-    return FSDP_OK;
-}
+/* ---- Life ---- */
 
 static void destroy(fsdp_allocator *a)
 {
     fsdp_context *ctx = a->ctx;
-    for (segment *seg = a->segments; seg != NULL;) {
-        segment *next = seg->next;
-        fsdp__device_free(ctx, seg->ptr, seg->bytes, FSDP_MEMORY_KIND_DEVICE);
-        fsdp__host_free(&ctx->host, seg, 1, sizeof *seg);
-        seg = next;
+    for (size_t i = 0; i < a->ranges.n_segments; i++) {
+        const fsdp__segment *seg = &a->ranges.segments[i];
+        if (seg->bytes > 0) fsdp__device_free(ctx, (void *)(uintptr_t)seg->begin, seg->bytes, FSDP_MEMORY_KIND_DEVICE);
     }
+    *(a->previous_pool != NULL ? &a->previous_pool->next_pool : &ctx->pools) = a->next_pool;
+    if (a->next_pool != NULL) a->next_pool->previous_pool = a->previous_pool;
     fsdp__ranges_fini(&a->ranges);
-    fsdp__host_free(&ctx->host, a->live.slot, a->live.capacity, sizeof(fsdp__block *));
+    fsdp__host_free(&ctx->host, a->live.entry, a->live.capacity, sizeof *a->live.entry);
+    fsdp__host_free(&ctx->host, a->history.events, a->history.capacity, sizeof *a->history.events);
     fsdp__host_free(&ctx->host, a, 1, sizeof *a);
+}
+
+static fsdp_status create(fsdp_context *ctx, const fsdp_allocator_config *config, bool placed,
+                          fsdp_allocator **out_allocator)
+{
+    fsdp_allocator *a = fsdp__host_alloc(&ctx->host, 1, sizeof *a);
+    if (a == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "allocator %s: no host memory", config->name);
+    uint32_t capacity = config->history > 0 ? 1 : 0;
+    while (capacity < config->history) capacity *= 2;
+    a->history.events = fsdp__host_alloc(&ctx->host, capacity, sizeof *a->history.events);
+    if (a->history.events == NULL) {
+        fsdp__host_free(&ctx->host, a, 1, sizeof *a);
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "allocator %s: no host memory for a history of %u events",
+                          config->name, capacity);
+    }
+    a->history.capacity = capacity;
+    a->ctx = ctx;
+    a->config = *config;
+    snprintf(a->name, sizeof a->name, "%s", config->name);
+    a->config.name = a->name;
+    fsdp__ranges_init(&a->ranges, &ctx->host, placed);
+    a->stats.size = sizeof a->stats;
+    a->stats.trace_hash = a->step_hash = FSDP__HASH_SEED;
+    a->next_pool = ctx->pools;
+    if (a->next_pool != NULL) a->next_pool->previous_pool = a;
+    ctx->pools = a;
+    *out_allocator = a;
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config *config,
@@ -167,25 +146,32 @@ fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config
     if (c.name == NULL) return fsdp__fail(FSDP_ERR_ARG, "fsdp_allocator_config.name is NULL");
     if (c.policy != FSDP_ALLOC_WAIT_FIRST && c.policy != FSDP_ALLOC_GROW_FIRST)
         return fsdp__fail(FSDP_ERR_ARG, "allocator %s: policy %d does not exist", c.name, (int)c.policy);
+    if (c.history > FSDP__HISTORY_MOST)
+        return fsdp__fail(FSDP_ERR_ARG, "allocator %s: a history of %u events is more than %u", c.name, c.history,
+                          FSDP__HISTORY_MOST);
     FSDP_TRY(fsdp__context_check(ctx));
     fsdp__lock(ctx);
-    fsdp_status status = create(ctx, &c, out_allocator);
+    fsdp_status status = create(ctx, &c, false, out_allocator);
     if (status == FSDP_OK) ctx->n_children++;
     fsdp__unlock(ctx);
     return status;
 }
 
-fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *name, uint64_t bytes,
+fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *model, const char *name, uint64_t bytes,
                                          fsdp_allocator **out_allocator)
 {
     bytes = fsdp__device_round(&ctx->caps, bytes);
-    fsdp_allocator_config config = {sizeof config, name, bytes, bytes, FSDP_ALLOC_WAIT_FIRST, 0};
+    fsdp_allocator_config config = FSDP_ALLOCATOR_CONFIG_INIT;
+    config.name = name;
+    config.budget_bytes = config.segment_bytes = bytes;
     fsdp_allocator *a;
-    FSDP_TRY(create(ctx, &config, &a));
+    FSDP_TRY(create(ctx, &config, true, &a));
+    a->model = model;
     fsdp_status status = FSDP_OK;
     if (bytes > 0) {
-        status = fsdp__ranges_reserve(&a->ranges, 4);
-        if (status == FSDP_OK) status = grow(a, bytes);
+        fsdp__block *range;
+        status = fsdp__ranges_reserve(&a->ranges);
+        if (status == FSDP_OK) status = grow(a, bytes, &range);
     }
     if (status != FSDP_OK) {
         destroy(a);
@@ -200,7 +186,10 @@ void fsdp__allocator_destroy_range(fsdp_allocator *a)
     if (a != NULL) destroy(a);
 }
 
-void *fsdp__allocator_base(const fsdp_allocator *a) { return a->segments != NULL ? a->segments->ptr : NULL; }
+void *fsdp__allocator_base(const fsdp_allocator *a)
+{
+    return a->ranges.n_segments > 0 ? (void *)(uintptr_t)a->ranges.segments[0].begin : NULL;
+}
 
 fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
 {
@@ -211,7 +200,7 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
         char text[2048] = "";
         fsdp__allocator_describe(allocator, text, sizeof text);
         fsdp__unlock(ctx);
-        return fsdp__fail(FSDP_ERR_STATE, "allocator %s has %u live block%s: free first\n%s", allocator->name,
+        return fsdp__fail(FSDP_ERR_STATE, "allocator %s has %u live block%s: free first%s", allocator->name,
                           allocator->ranges.n_live, allocator->ranges.n_live == 1 ? "" : "s", text);
     }
     /* Its error is the context's. The memory goes back either way, so nothing may be running: there is no deadline. */
@@ -222,6 +211,8 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
     return FSDP_OK;
 }
 
+/* ---- Where ---- */
+
 /* A place in a free range. */
 typedef struct place {
     fsdp__block *range;
@@ -230,99 +221,156 @@ typedef struct place {
     bool covered;
 } place;
 
-/* The better end of a range: one that is covered, else the one freed longer ago, else the low one. */
-static place best_end(fsdp__block *range, uint64_t bytes, const fsdp_stream *s)
+static inline void look_at(place *p, const fsdp__block *f, const fsdp__clock *now)
 {
-    fsdp__clock clock;
-    place low = {range, range->begin, fsdp__ranges_clock(range, range->begin, bytes, &clock), false};
-    low.covered = fsdp__covered(s, &clock);
-    if (low.covered || range->bytes == bytes) return low;
-    uint64_t begin = range->begin + range->bytes - bytes;
-    place high = {range, begin, fsdp__ranges_clock(range, begin, bytes, &clock), false};
-    high.covered = fsdp__covered(s, &clock);
+    if (!fsdp__frontier_covered(now, &f->use)) p->covered = false;
+    if (f->freed > p->freed) p->freed = f->freed;
+}
+
+static inline place low_end(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
+{
+    place p = {range, range->begin, 0, true};
+    const fsdp__block *f = range;
+    look_at(&p, f, now);
+    for (uint64_t seen = f->bytes; seen < bytes; seen += f->bytes) {
+        f = f->after;
+        look_at(&p, f, now);
+    }
+    return p;
+}
+
+static place high_end(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
+{
+    place p = {range, range->begin + range->range_bytes - bytes, 0, true};
+    const fsdp__block *f = range->last;
+    look_at(&p, f, now);
+    for (uint64_t seen = f->bytes; seen < bytes; seen += f->bytes) {
+        f = f->before;
+        look_at(&p, f, now);
+    }
+    return p;
+}
+
+/* The better end of a range: one that is covered, else the one freed longer ago, else the low one. */
+static inline place best_end(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
+{
+    place low = low_end(range, bytes, now);
+    if (low.covered || range->range_bytes == bytes) return low;
+    place high = high_end(range, bytes, now);
+    if (FSDP__MUTATED(WRONG_END) && range->last->last != range->last)
+        high.covered = fsdp__frontier_covered(now, &range->last->before->use);
     return high.covered || high.freed < low.freed ? high : low;
 }
 
 /* (a) the smallest fit that is covered; (b) else, of those looked at, the one freed longest ago. */
 static place find_place(const fsdp_allocator *a, uint64_t bytes, const fsdp_stream *s)
 {
+    const fsdp__clock *now = &a->ctx->clocks.now[s->slot];
     place oldest = {NULL, 0, 0, false};
     int looked_at = 0;
     fsdp__block *r = fsdp__ranges_best(&a->ranges, bytes);
     while (r != NULL) {
-        place p = best_end(r, bytes, s);
+        place p = best_end(r, bytes, now);
+        if (FSDP__MUTATED(EVERYTHING_COVERED_BY_OWN) && r->slot == s->slot) p.covered = true;
         if (p.covered) return p;
         if (oldest.range == NULL || p.freed < oldest.freed) oldest = p;
-        r = ++looked_at % CANDIDATES != 0 ? fsdp__ranges_next(r) : fsdp__ranges_best(&a->ranges, 2 * r->bytes);
+        r = ++looked_at % CANDIDATES != 0 ? fsdp__ranges_next(&a->ranges, r)
+                                          : fsdp__ranges_best(&a->ranges, 2 * r->range_bytes);
     }
     return oldest;
 }
 
-static fsdp__block *take(fsdp_allocator *a, fsdp__block *range, uint64_t begin, uint64_t bytes, fsdp_stream *s,
-                         const char *tag, fsdp__need *need)
-{
-    fsdp__block *block = fsdp__ranges_take(&a->ranges, range, begin, bytes);
-    fsdp__need_clock(need, &block->guard, s, FSDP_REASON_REUSE);
-    block->slot = s->slot;
-    block->taken = fsdp__epoch(s);
-    block->tag = tag;
+/* ---- Taking and giving ---- */
 
+/* What the block waits for goes on record, and into the hash, stream by stream. */
+static uint32_t need_guard(fsdp_allocator *a, const fsdp__block *block, const fsdp_stream *s, fsdp__need *need)
+{
+    uint32_t missing = fsdp__need_frontier(need, &block->guard, &a->ctx->clocks.now[s->slot], FSDP_REASON_REUSE);
+    for (uint32_t bits = missing; bits != 0; bits &= bits - 1)
+        remember(a, FSDP__ALLOC_EVENT_WAIT, block, offset_of(a, block), s->slot, __builtin_ctz(bits));
+    return missing;
+}
+
+static inline uint64_t extend(uint64_t hash, uint64_t offset, const fsdp__block *block, uint32_t missing)
+{
+    uint64_t what = (uint64_t)missing << 32 | (uint64_t)block->segment << 8 | block->slot;
+    return fsdp__mix(hash ^ (offset + block->bytes * 0x9e3779b97f4a7c15ull + what * 0xc2b2ae3d27d4eb4full));
+}
+
+static inline fsdp__block *take(fsdp_allocator *a, const place *p, uint64_t bytes, fsdp_stream *s, const char *owner,
+                                fsdp__need *need)
+{
+    fsdp__block *block = fsdp__ranges_take(&a->ranges, p->range, p->begin, bytes);
+    block->slot = (uint8_t)s->slot;
+    block->taken = s->n_fences + 1;
+    block->owner = owner;
     a->stats.allocated += bytes;
     a->stats.allocs++;
     note_bytes(a);
+    uint64_t offset = offset_of(a, block);
+    remember(a, FSDP__ALLOC_EVENT_ALLOC, block, offset, block->slot, FSDP__NO_SLOT);
+    uint32_t missing = p->covered ? 0 : need_guard(a, block, s, need);
+    a->stats.trace_hash = extend(a->stats.trace_hash, offset, block, missing);
+    if (a->ranges.placed) a->step_hash = extend(a->step_hash, offset, block, missing);
     return block;
 }
 
-fsdp_status fsdp__allocator_reserve(fsdp_allocator *a) { return fsdp__ranges_reserve(&a->ranges, 4); }
+fsdp_status fsdp__allocator_reserve(fsdp_allocator *a) { return fsdp__ranges_reserve(&a->ranges); }
 
 fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_t bytes, fsdp_stream *s,
-                                     const char *tag, fsdp__need *need)
+                                     const char *owner, fsdp__need *need)
 {
-    if (a->segments == NULL) return NULL;
-    uint64_t begin = (uint64_t)(uintptr_t)a->segments->ptr + offset;
-    fsdp__block *range = fsdp__ranges_at(&a->ranges, begin, bytes);
-    return range != NULL ? take(a, range, begin, bytes, s, tag, need) : NULL;
+    if (a->ranges.n_segments == 0) return NULL;
+    place p = {NULL, a->ranges.segments[0].begin + offset, 0, false};
+    p.range = fsdp__ranges_at(&a->ranges, p.begin, bytes);
+    return p.range != NULL ? take(a, &p, bytes, s, owner, need) : NULL;
 }
 
-fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *tag, fsdp__need *need)
+fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
+                                  fsdp__need *need)
 {
     place p = find_place(a, bytes, s);
-    return p.range != NULL ? take(a, p.range, p.begin, bytes, s, tag, need) : NULL;
+    return p.range != NULL ? take(a, &p, bytes, s, owner, need) : NULL;
 }
 
-void fsdp__allocator_use(fsdp__block *block, const fsdp_stream *s) { block->use.at[s->slot] = fsdp__epoch(s); }
+uint64_t fsdp__allocator_step(fsdp_allocator *a)
+{
+    uint64_t hash = a->step_hash;
+    a->step_hash = FSDP__HASH_SEED;
+    return hash;
+}
 
-void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block, bool until_free)
+void fsdp__allocator_use(fsdp_allocator *a, fsdp__block *block, const fsdp__edges *edges)
+{
+    if (edges->written == 0) {
+        fsdp__frontier_max(&a->ranges.wides, &block->use, &block->guard);
+        return;
+    }
+    fsdp__clock clock;
+    fsdp__edges_clock(edges, &clock);
+    fsdp__frontier_raise(&a->ranges.wides, &block->use, &clock);
+}
+
+void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block)
 {
     fsdp__clocks *clocks = &a->ctx->clocks;
-    if (until_free) block->until_free |= 1u << block->slot;
-    for (int t = 0; t < clocks->n_slots; t++)
-        if ((block->until_free >> t & 1u) && clocks->stream[t] != NULL) fsdp__allocator_use(block, clocks->stream[t]);
-    fsdp_stream *own = clocks->stream[block->slot];
+    if (FSDP__MUTATED(FREE_WRONG_STREAM) && block->until_free != 0)
+        block->until_free = (uint16_t)(1u << (block->slot + 1) % clocks->n_slots);
+    for (uint32_t bits = block->until_free; bits != 0; bits &= bits - 1) {
+        int t = __builtin_ctz(bits);
+        const fsdp_stream *s = clocks->stream[t]; /* NULL: released, so it was drained */
+        if (s != NULL) fsdp__frontier_add(&a->ranges.wides, &block->use, t, s->n_fences + 1);
+    }
     a->stats.allocated -= block->bytes;
     a->stats.frees++;
-    fsdp__ranges_give(&a->ranges, block, own != NULL && !fsdp__covered(own, &block->use));
+    remember(a, FSDP__ALLOC_EVENT_FREE, block, offset_of(a, block), block->slot, FSDP__NO_SLOT);
+    bool pending =
+        clocks->stream[block->slot] != NULL && !fsdp__frontier_covered(&clocks->now[block->slot], &block->use);
+    fsdp__ranges_give(&a->ranges, block, pending);
     note_bytes(a);
 }
 
-static fsdp_status fail_no_memory(fsdp_allocator *a, uint64_t bytes, const char *why)
-{
-    const fsdp_alloc_stats *st = &a->stats;
-    uint64_t largest = 0, idle = 0;
-    for (fsdp__block *r = fsdp__ranges_best(&a->ranges, 1); r != NULL; r = fsdp__ranges_next(r)) {
-        largest = r->bytes;
-        if (r->before == NULL && r->after == NULL) idle += r->bytes;
-    }
-    char text[6144] = "";
-    fsdp__allocator_describe(a, text, sizeof text);
-    return fsdp__fail(FSDP_ERR_NO_MEMORY,
-                      "allocator %s: no room for %llu bytes: %llu of %llu reserved bytes are live, the largest free "
-                      "range has %llu, %s. Free something, ask for at most the largest range, or call "
-                      "fsdp_allocator_trim_host: %llu bytes are in wholly free segments\n%s",
-                      a->name, (unsigned long long)bytes, (unsigned long long)st->allocated,
-                      (unsigned long long)st->reserved, (unsigned long long)largest, why, (unsigned long long)idle,
-                      text);
-}
+/* ---- Growing ---- */
 
 /* How much to take from the device: a segment, or less where the budget has no room for one. 0: not even the bytes. */
 static uint64_t growth(const fsdp_allocator *a, uint64_t bytes)
@@ -335,48 +383,80 @@ static uint64_t growth(const fsdp_allocator *a, uint64_t bytes)
 }
 
 /* (c) Grow, within the budget. */
-static fsdp_status grow_for(fsdp_allocator *a, uint64_t bytes)
+static fsdp_status grow_for(fsdp_allocator *a, uint64_t bytes, const char *owner, fsdp__block **out_range)
 {
     uint64_t more = growth(a, bytes);
     char why[256];
     if (more == 0) {
-        snprintf(why, sizeof why, "and the budget of %llu allows no more", (unsigned long long)a->config.budget_bytes);
-        return fail_no_memory(a, bytes, why);
+        snprintf(why, sizeof why, "the budget of %llu allows no more", (unsigned long long)a->config.budget_bytes);
+        return fsdp__allocator_fail(a, bytes, owner, why);
     }
-    fsdp_status status = grow(a, more);
+    fsdp_status status = grow(a, more, out_range);
     if (status != FSDP_ERR_NO_MEMORY) return status;
-    snprintf(why, sizeof why, "and the device says: %.200s", fsdp_last_error());
-    return fail_no_memory(a, bytes, why);
+    snprintf(why, sizeof why, "the device says: %.200s", fsdp_last_error());
+    return fsdp__allocator_fail(a, bytes, owner, why);
 }
 
-static fsdp_status alloc_block(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, fsdp__block **out_block)
+/* The same where waiting would do, too: a device that is full is no error then, nor anybody's last one. */
+static fsdp_status grow_if_possible(fsdp_allocator *a, uint64_t bytes, fsdp__block **out_range)
 {
-    FSDP_TRY(fsdp__allocator_reserve(a));
-    if (!table_reserve(&a->ctx->host, &a->live))
+    uint64_t more = growth(a, bytes);
+    if (more == 0) return FSDP_OK;
+    char last_error[FSDP__ERROR_BYTES];
+    snprintf(last_error, sizeof last_error, "%s", fsdp_last_error());
+    fsdp_status status = grow(a, more, out_range);
+    if (status != FSDP_ERR_NO_MEMORY) return status;
+    FSDP_IGNORE(fsdp__fail(status, "%s", last_error));
+    return FSDP_OK;
+}
+
+static fsdp_status wait_counted(fsdp_allocator *a, fsdp_stream *s, const fsdp__need *need)
+{
+    uint64_t waits = a->ctx->counters.waits;
+    fsdp_status status = fsdp__wait_need(s, need);
+    a->stats.waits += a->ctx->counters.waits - waits;
+    return status;
+}
+
+static fsdp_status alloc_block(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
+                               fsdp__block **out_block)
+{
+    FSDP_TRY(fsdp__ranges_reserve(&a->ranges));
+    if (!fsdp__table_reserve(&a->ctx->host, &a->live))
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "allocator %s: no host memory for the table of blocks", a->name);
     place p = find_place(a, bytes, s);
-    bool would_grow = a->config.policy == FSDP_ALLOC_GROW_FIRST && !p.covered && growth(a, bytes) > 0;
-    if (p.range == NULL || would_grow) {
-        fsdp_status status = grow_for(a, bytes);
-        if (status == FSDP_OK) p = (place){a->segments->first, a->segments->first->begin, 0, true};
-        else if (p.range == NULL || status != FSDP_ERR_NO_MEMORY) return status;
+    if (p.range == NULL || (!p.covered && a->config.policy == FSDP_ALLOC_GROW_FIRST)) {
+        fsdp__block *range = NULL;
+        FSDP_TRY(p.range == NULL ? grow_for(a, bytes, owner, &range) : grow_if_possible(a, bytes, &range));
+        if (range != NULL) p = (place){range, range->begin, 0, true};
     }
 
-    fsdp__need need = {0};
-    *out_block = take(a, p.range, p.begin, bytes, s, "", &need);
-    table_put(&a->live, *out_block);
-    uint64_t waits = a->ctx->counters.waits;
-    fsdp_status status = fsdp__wait_need(s, &need);
-    a->stats.waits += a->ctx->counters.waits - waits;
+    fsdp__need need;
+    if (!p.covered) memset(&need, 0, sizeof need);
+    uint64_t hash = a->stats.trace_hash;
+    fsdp__block *block = take(a, &p, bytes, s, owner, &need);
+    block->until_free = (uint16_t)(1u << s->slot);
+    fsdp__table_put(&a->live, block);
+    *out_block = block;
+    if (FSDP__MUTATED(NO_WAIT_AT_ALLOC)) p.covered = true;
+    if (FSDP__MUTATED(USE_AT_ALLOC)) {
+        block->until_free = 0;
+        fsdp__frontier_add(&a->ranges.wides, &block->use, s->slot, s->n_fences + 1);
+    }
+    fsdp_status status = p.covered ? FSDP_OK : wait_counted(a, s, &need);
     if (status != FSDP_OK) { /* the device is gone; the map stays true */
-        table_remove(&a->live, (*out_block)->begin);
-        fsdp__allocator_give(a, *out_block, true);
+        fsdp__table_remove(&a->live, fsdp__table_find(&a->live, block->begin));
+        fsdp__allocator_give(a, block);
+        a->stats.trace_hash = hash;
+        a->stats.allocs--, a->stats.frees--;
     }
     return status;
 }
 
-fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocator, uint64_t bytes, fsdp_stream *stream,
-                                 const char *owner, void **out_ptr)
+/* ---- Public calls ---- */
+
+fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocator, uint64_t bytes, fsdp_stream *stream, const char *owner,
+                                 void **out_ptr)
 {
     FSDP_NEED(allocator);
     FSDP_NEED(out_ptr);
@@ -388,23 +468,44 @@ fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocator, uint64_t bytes, fsdp
                                   : (bytes + FSDP__BLOCK_ALIGNMENT - 1) / FSDP__BLOCK_ALIGNMENT * FSDP__BLOCK_ALIGNMENT;
     fsdp__lock(allocator->ctx);
     fsdp__block *block = NULL;
-    fsdp_status status = alloc_block(allocator, rounded, stream, &block);
-    if (status == FSDP_OK) {
-        block->tag = owner != NULL ? owner : "";
-        block->until_free |= 1u << stream->slot;
-        *out_ptr = (void *)(uintptr_t)block->begin;
-    }
+    fsdp_status status = alloc_block(allocator, rounded, stream, owner != NULL ? owner : "", &block);
+    if (status == FSDP_OK) *out_ptr = (void *)(uintptr_t)block->begin;
     fsdp__unlock(allocator->ctx);
     return status;
 }
 
-static fsdp_status find_live(const char *call, const fsdp_allocator *a, const void *ptr, fsdp__block **out_block)
+static fsdp_status find_live(const char *call, const fsdp_allocator *a, const void *ptr, fsdp__table_entry **out_entry)
 {
-    *out_block = table_find(&a->live, (uint64_t)(uintptr_t)ptr);
-    if (*out_block != NULL) return FSDP_OK;
+    *out_entry = fsdp__table_find(&a->live, (uint64_t)(uintptr_t)ptr);
+    if (*out_entry != NULL) return FSDP_OK;
     return fsdp__fail(FSDP_ERR_ARG,
                       "%s: %p is no live block of allocator %s: freed already, inside a block, or not from here", call,
                       ptr, a->name);
+}
+
+/* A third stream's use may need memory: it is taken now, so that free needs none. */
+static fsdp_status make_room(fsdp_allocator *a, fsdp__block *block, int slot)
+{
+    uint32_t slots = block->until_free | 1u << slot;
+    if (block->use.wide != NULL || (slots & (slots - 1)) == 0) return FSDP_OK;
+    for (int i = 0; i < 2 && block->use.point[i] != 0; i++) slots |= 1u << block->use.point[i] % FSDP__SLOTS;
+    if (__builtin_popcount(slots) <= 2) return FSDP_OK;
+    FSDP_TRY(fsdp__wides_reserve(&a->ranges.wides, 1));
+    fsdp__frontier_widen(&a->ranges.wides, &block->use);
+    return FSDP_OK;
+}
+
+static fsdp_status record_stream(fsdp_allocator *a, fsdp__block *block, fsdp_stream *s)
+{
+    FSDP_TRY(make_room(a, block, s->slot));
+    if (FSDP__MUTATED(USE_AT_RECORD)) fsdp__frontier_add(&a->ranges.wides, &block->use, s->slot, s->n_fences + 1);
+    else if (!FSDP__MUTATED(RECORD_FORGOTTEN)) block->until_free |= (uint16_t)(1u << s->slot);
+    if (FSDP__MUTATED(GUARD_DROPPED)) return FSDP_OK;
+    /* The last owner's work comes before this stream's, too. */
+    if (fsdp__frontier_covered(&a->ctx->clocks.now[s->slot], &block->guard)) return FSDP_OK;
+    fsdp__need need = {0};
+    need_guard(a, block, s, &need);
+    return wait_counted(a, s, &need);
 }
 
 fsdp_status fsdp_allocator_record_stream(fsdp_allocator *allocator, void *ptr, fsdp_stream *stream)
@@ -412,17 +513,9 @@ fsdp_status fsdp_allocator_record_stream(fsdp_allocator *allocator, void *ptr, f
     FSDP_NEED(allocator);
     FSDP_TRY(fsdp__stream_check(__func__, allocator->ctx, stream));
     fsdp__lock(allocator->ctx);
-    fsdp__block *block;
-    fsdp_status status = find_live(__func__, allocator, ptr, &block);
-    if (status == FSDP_OK) {
-        /* The last owner's work comes before this stream's, too. */
-        fsdp__need need = {0};
-        fsdp__need_clock(&need, &block->guard, stream, FSDP_REASON_REUSE);
-        uint64_t waits = allocator->ctx->counters.waits;
-        status = fsdp__wait_need(stream, &need);
-        allocator->stats.waits += allocator->ctx->counters.waits - waits;
-        block->until_free |= 1u << stream->slot;
-    }
+    fsdp__table_entry *entry;
+    fsdp_status status = find_live(__func__, allocator, ptr, &entry);
+    if (status == FSDP_OK) status = record_stream(allocator, entry->block, stream);
     fsdp__unlock(allocator->ctx);
     return status;
 }
@@ -432,9 +525,12 @@ fsdp_status fsdp_allocator_record_use(fsdp_allocator *allocator, void *ptr, fsdp
     FSDP_NEED(allocator);
     FSDP_TRY(fsdp__stream_check(__func__, allocator->ctx, stream));
     fsdp__lock(allocator->ctx);
-    fsdp__block *block;
-    fsdp_status status = find_live(__func__, allocator, ptr, &block);
-    if (status == FSDP_OK) fsdp__allocator_use(block, stream);
+    fsdp__table_entry *entry;
+    fsdp_status status = find_live(__func__, allocator, ptr, &entry);
+    if (status == FSDP_OK) status = make_room(allocator, entry->block, stream->slot);
+    if (status == FSDP_OK)
+        fsdp__frontier_add(&allocator->ranges.wides, &entry->block->use, stream->slot,
+                           stream->n_fences + (FSDP__MUTATED(RECORD_USE_EARLY) ? 0 : 1));
     fsdp__unlock(allocator->ctx);
     return status;
 }
@@ -444,11 +540,12 @@ fsdp_status fsdp_allocator_free(fsdp_allocator *allocator, void *ptr)
     FSDP_NEED(allocator);
     if (ptr == NULL) return FSDP_OK;
     fsdp__lock(allocator->ctx);
-    fsdp__block *block;
-    fsdp_status status = find_live(__func__, allocator, ptr, &block);
+    fsdp__table_entry *entry;
+    fsdp_status status = find_live(__func__, allocator, ptr, &entry);
     if (status == FSDP_OK) {
-        table_remove(&allocator->live, block->begin);
-        fsdp__allocator_give(allocator, block, false);
+        fsdp__block *block = entry->block;
+        fsdp__table_remove(&allocator->live, entry);
+        fsdp__allocator_give(allocator, block);
     }
     fsdp__unlock(allocator->ctx);
     return status;
@@ -460,18 +557,13 @@ fsdp_status fsdp_allocator_trim_host(fsdp_allocator *allocator)
     fsdp_context *ctx = allocator->ctx;
     fsdp__lock(ctx);
     fsdp_status status = fsdp__context_drain(ctx, ctx->timeout_ns);
-    for (segment **link = &allocator->segments; status == FSDP_OK && *link != NULL;) {
-        segment *seg = *link;
-        fsdp__block *range = fsdp__ranges_at(&allocator->ranges, (uint64_t)(uintptr_t)seg->ptr, seg->bytes);
-        if (range == NULL) {
-            link = &seg->next;
-            continue;
-        }
-        *link = seg->next;
-        fsdp__ranges_drop(&allocator->ranges, range);
-        fsdp__device_free(ctx, seg->ptr, seg->bytes, FSDP_MEMORY_KIND_DEVICE);
-        allocator->stats.reserved -= seg->bytes;
-        fsdp__host_free(&ctx->host, seg, 1, sizeof *seg);
+    for (uint32_t i = 0; status == FSDP_OK && i < allocator->ranges.n_segments; i++) {
+        fsdp__segment seg = allocator->ranges.segments[i];
+        if (seg.bytes == 0 || !fsdp__ranges_is_free(&allocator->ranges, i)) continue;
+        allocator->stats.reserved -= seg.bytes;
+        note_segment(allocator, FSDP__ALLOC_EVENT_TRIM, i);
+        fsdp__ranges_drop(&allocator->ranges, i);
+        fsdp__device_free(ctx, (void *)(uintptr_t)seg.begin, seg.bytes, FSDP_MEMORY_KIND_DEVICE);
     }
     note_bytes(allocator);
     fsdp__unlock(ctx);
@@ -483,8 +575,7 @@ fsdp_status fsdp_allocator_stats(fsdp_allocator *allocator, fsdp_alloc_stats *ou
     FSDP_NEED(allocator);
     FSDP_NEED(out_stats);
     fsdp__lock(allocator->ctx);
-    settle_pending(allocator);
-    note_bytes(allocator);
+    note_active_peak(allocator);
     fsdp_alloc_stats stats = allocator->stats;
     fsdp__unlock(allocator->ctx);
     return fsdp__write_result("fsdp_alloc_stats", out_stats, &stats, sizeof stats, sizeof stats);
@@ -495,33 +586,10 @@ fsdp_status fsdp_allocator_reset_peaks(fsdp_allocator *allocator)
     FSDP_NEED(allocator);
     fsdp__lock(allocator->ctx);
     fsdp_alloc_stats *st = &allocator->stats;
-    settle_pending(allocator);
-    note_bytes(allocator);
+    note_active_peak(allocator);
     st->allocated_peak = st->allocated;
     st->active_peak = st->active;
     st->reserved_peak = st->reserved;
     fsdp__unlock(allocator->ctx);
     return FSDP_OK;
-}
-
-/* The stream that a live block was taken for; its slot may have another owner by now. */
-static const char *holder(const fsdp_allocator *a, const fsdp__block *block)
-{
-    const fsdp_stream *s = a->ctx->clocks.stream[block->slot];
-    return s != NULL && block->taken > s->first_fence ? s->name : "a released stream";
-}
-
-void fsdp__allocator_describe(const fsdp_allocator *a, char *text, size_t text_bytes)
-{
-    size_t used = strlen(text);
-    for (const segment *seg = a->segments; seg != NULL; seg = seg->next) {
-        for (const fsdp__block *b = seg->first; b != NULL && used + 192 < text_bytes; b = b->after) {
-            char what[128] = "free";
-            if (b->live) snprintf(what, sizeof what, "live %.64s%son %s", b->tag, b->tag[0] ? " " : "", holder(a, b));
-            int n = snprintf(text + used, text_bytes - used, "  at %12llu  %12llu bytes  %s\n",
-                             (unsigned long long)(b->begin - (uint64_t)(uintptr_t)seg->ptr),
-                             (unsigned long long)b->bytes, what);
-            used += n > 0 ? (size_t)n : 0;
-        }
-    }
 }

@@ -4,11 +4,27 @@
 #ifndef FSDP_LIB_ALLOC_H
 #define FSDP_LIB_ALLOC_H
 
+#include "alloc_history.h"
 #include "alloc_ranges.h"
+#include "alloc_table.h"
 #include "fsdp/alloc.h"
 
-/* One contiguous range of `bytes` (rounded to the device's granularity), taken now, never grown. May be 0 bytes. */
-fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *name, uint64_t bytes,
+struct fsdp_allocator {
+    fsdp_context *ctx;
+    fsdp_allocator_config config; /* its name is the one below */
+    char name[32];
+    const char *model; /* whose planned range it is; NULL: a public allocator */
+    fsdp__ranges ranges;
+    fsdp__table live; /* of the public calls */
+    fsdp_alloc_stats stats;
+    uint64_t step_hash; /* as stats.trace_hash, since fsdp__allocator_step */
+    fsdp__history history;
+    fsdp_allocator *next_pool, *previous_pool; /* of the context's */
+};
+
+/* One contiguous range of `bytes` (rounded to the device's granularity), taken now, never grown. May be 0 bytes.
+ * model: its name, which outlives the range. */
+fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *model, const char *name, uint64_t bytes,
                                          fsdp_allocator **out_allocator);
 /* Give the range back, blocks and all; the device is idle. NULL is nothing. */
 void fsdp__allocator_destroy_range(fsdp_allocator *a);
@@ -16,17 +32,29 @@ void fsdp__allocator_destroy_range(fsdp_allocator *a);
 void *fsdp__allocator_base(const fsdp_allocator *a);
 
 /* Take [offset, offset + bytes) for use on s; NULL if somebody has any of it. What the bytes need goes into need (REUSE);
- * nothing waits yet. Nodes for two cuts must be reserved (fsdp__allocator_reserve). */
+ * nothing waits yet. fsdp__allocator_reserve comes before each. */
 fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_t bytes, fsdp_stream *s,
-                                     const char *tag, fsdp__need *need);
+                                     const char *owner, fsdp__need *need);
 /* Best fit in the range instead; NULL if nothing fits. */
-fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *tag, fsdp__need *need);
+fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
+                                  fsdp__need *need);
 fsdp_status fsdp__allocator_reserve(fsdp_allocator *a);
-/* s has been given its last use of the block so far: before the fence that closes it. */
-void fsdp__allocator_use(fsdp__block *block, const fsdp_stream *s);
-/* Back to the pool. until_free: the stream it was taken for uses it until now (else only what was noted counts). */
-void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block, bool until_free);
-/* Append the table of blocks to text: who holds what. */
+/* All that has touched the block, by its edges; if nothing has, its guard is passed on. Before give. */
+void fsdp__allocator_use(fsdp_allocator *a, fsdp__block *block, const fsdp__edges *edges);
+/* Back to the pool. */
+void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block);
+/* Remember that the block goes because another one needs room, or that there was none. */
+void fsdp__allocator_note(fsdp_allocator *a, fsdp__alloc_event_kind kind, const fsdp__block *block, uint64_t bytes,
+                          const char *owner);
+/* Hash of the places, streams and hand-overs since the last call; the next step begins. */
+uint64_t fsdp__allocator_step(fsdp_allocator *a);
+
+/* Nothing of this slot is pending any more: its stream is gone, and idle. */
+void fsdp__allocator_settle_slot(fsdp_allocator *a, int slot);
+
+/* Append to text who holds what: owners by bytes, then all blocks. */
 void fsdp__allocator_describe(const fsdp_allocator *a, char *text, size_t text_bytes);
+/* NO_MEMORY with all that a caller can do about it. why: the last word on growth. */
+fsdp_status fsdp__allocator_fail(fsdp_allocator *a, uint64_t bytes, const char *owner, const char *why);
 
 #endif

@@ -5,39 +5,25 @@
 
 #include "check.h"
 #include "hostmem.h"
+#include "mutate.h"
 
 #define BLOCK_OF(node, member) ((fsdp__block *)(void *)((char *)(node)-offsetof(fsdp__block, member)))
 
-static bool less_size(const fsdp__tree_node *a, const fsdp__tree_node *b)
-{
-    const fsdp__block *x = BLOCK_OF(a, by_size), *y = BLOCK_OF(b, by_size);
-    if (x->bytes != y->bytes) return x->bytes < y->bytes;
-    if (x->freed != y->freed) return x->freed < y->freed;
-    if (x->segment != y->segment) return x->segment < y->segment; /* its number: addresses differ between ranks */
-    return x->begin < y->begin;
-}
-
-static bool less_begin(const fsdp__tree_node *a, const fsdp__tree_node *b)
-{
-    return BLOCK_OF(a, by_begin)->begin < BLOCK_OF(b, by_begin)->begin;
-}
-
-void fsdp__ranges_init(fsdp__ranges *ranges, const fsdp_host_allocator *host)
+void fsdp__ranges_init(fsdp__ranges *ranges, const fsdp_host_allocator *host, bool placed)
 {
     memset(ranges, 0, sizeof *ranges);
-    ranges->host = host;
-    ranges->by_size.less = less_size;
-    ranges->by_begin.less = less_begin;
+    ranges->host = ranges->wides.host = host;
+    ranges->placed = placed;
 }
 
-/* Nodes come in chunks and are kept until fini: a pool's map never shrinks below its high-water mark. */
+/* ---- Memory: blocks come in chunks and are kept until fini, so a map never shrinks below its high-water mark ---- */
+
 typedef struct chunk {
-    struct chunk *next;
+    _Alignas(64) struct chunk *next; /* blocks begin on a cache line */
     uint32_t n;
-    uint32_t unused;
 } chunk;
 
-static size_t chunk_bytes(uint32_t n) { return sizeof(chunk) + n * (sizeof(fsdp__block) + sizeof(fsdp__fragment)); }
+static size_t chunk_bytes(uint32_t n) { return sizeof(chunk) + n * sizeof(fsdp__block); }
 
 void fsdp__ranges_fini(fsdp__ranges *ranges)
 {
@@ -46,71 +32,57 @@ void fsdp__ranges_fini(fsdp__ranges *ranges)
         fsdp__host_free(ranges->host, c, chunk_bytes(c->n), 1);
         c = next;
     }
+    fsdp__wides_fini(&ranges->wides);
+    fsdp__host_free(ranges->host, ranges->segments, ranges->segment_capacity, sizeof *ranges->segments);
     memset(ranges, 0, sizeof *ranges);
 }
 
-fsdp_status fsdp__ranges_reserve(fsdp__ranges *ranges, uint32_t n_blocks)
+static fsdp_status reserve_blocks(fsdp__ranges *ranges)
 {
-    uint32_t n_fragments = n_blocks + ranges->n_live;
-    if (ranges->n_spare_blocks >= n_blocks && ranges->n_spare_fragments >= n_fragments) return FSDP_OK;
-    uint32_t n = n_fragments < 64 ? 64 : n_fragments;
+    uint32_t n = ranges->n_blocks < 64 ? 64 : ranges->n_blocks; /* doubles */
     chunk *c = fsdp__host_alloc(ranges->host, chunk_bytes(n), 1);
     if (c == NULL)
-        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "no host memory for the map of %u blocks (%zu bytes)", n,
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "no host memory for the map of %u more blocks (%zu bytes)", n,
                           chunk_bytes(n));
     c->next = ranges->chunks;
     c->n = n;
     ranges->chunks = c;
     fsdp__block *blocks = (fsdp__block *)(void *)(c + 1);
-    fsdp__fragment *fragments = (fsdp__fragment *)(void *)(blocks + n);
-    for (uint32_t i = 0; i < n; i++) {
-        blocks[i].after = ranges->spare_blocks;
-        ranges->spare_blocks = &blocks[i];
-        fragments[i].next = ranges->spare_fragments;
-        ranges->spare_fragments = &fragments[i];
+    for (uint32_t i = n; i-- > 0;) { /* the first is used first */
+        blocks[i].after = ranges->spare;
+        ranges->spare = &blocks[i];
     }
-    ranges->n_spare_blocks += n;
-    ranges->n_spare_fragments += n;
+    ranges->n_spare += n;
+    ranges->n_blocks += n;
     return FSDP_OK;
 }
 
-static fsdp__block *new_block(fsdp__ranges *ranges)
+fsdp_status fsdp__ranges_reserve_more(fsdp__ranges *ranges)
 {
-    assert(ranges->n_spare_blocks > 0);
-    fsdp__block *block = ranges->spare_blocks;
-    ranges->spare_blocks = block->after;
-    ranges->n_spare_blocks--;
-    block->before = block->after = NULL;
-    block->fragments = NULL;
-    block->tag = "";
+    if (ranges->n_spare < 3) FSDP_TRY(reserve_blocks(ranges));
+    return fsdp__wides_reserve(&ranges->wides, 2 + (ranges->placed ? 2 * ranges->n_live : 0));
+}
+
+static inline fsdp__block *new_block(fsdp__ranges *ranges)
+{
+    assert(ranges->n_spare > 0);
+    fsdp__block *block = ranges->spare;
+    ranges->spare = block->after;
+    ranges->n_spare--;
     return block;
 }
 
-static void drop_block(fsdp__ranges *ranges, fsdp__block *block)
+static inline void drop_block(fsdp__ranges *ranges, fsdp__block *block)
 {
-    block->after = ranges->spare_blocks;
-    ranges->spare_blocks = block;
-    ranges->n_spare_blocks++;
+    fsdp__frontier_clear(&ranges->wides, &block->use);
+    block->after = ranges->spare;
+    ranges->spare = block;
+    ranges->n_spare++;
 }
 
-static fsdp__fragment *new_fragment(fsdp__ranges *ranges)
-{
-    assert(ranges->n_spare_fragments > 0);
-    fsdp__fragment *fragment = ranges->spare_fragments;
-    ranges->spare_fragments = fragment->next;
-    ranges->n_spare_fragments--;
-    return fragment;
-}
+/* ---- Pending fragments ---- */
 
-static void drop_fragment(fsdp__ranges *ranges, fsdp__fragment *fragment)
-{
-    fsdp__ranges_settle(ranges, fragment);
-    fragment->next = ranges->spare_fragments;
-    ranges->spare_fragments = fragment;
-    ranges->n_spare_fragments++;
-}
-
-static void add_pending(fsdp__ranges *ranges, fsdp__fragment *f, fsdp__fragment *after)
+static void add_pending(fsdp__ranges *ranges, fsdp__block *f, fsdp__block *after)
 {
     f->pending = true;
     f->older = after;
@@ -120,7 +92,7 @@ static void add_pending(fsdp__ranges *ranges, fsdp__fragment *f, fsdp__fragment 
     ranges->pending_bytes += f->bytes;
 }
 
-void fsdp__ranges_settle(fsdp__ranges *ranges, fsdp__fragment *f)
+void fsdp__ranges_settle(fsdp__ranges *ranges, fsdp__block *f)
 {
     if (!f->pending) return;
     f->pending = false;
@@ -129,57 +101,77 @@ void fsdp__ranges_settle(fsdp__ranges *ranges, fsdp__fragment *f)
     ranges->pending_bytes -= f->bytes;
 }
 
-static void link_free(fsdp__ranges *ranges, fsdp__block *range)
+/* ---- Bins ---- */
+
+/* Exact below 2 KiB, then eight bins for each doubling. */
+static inline uint32_t bin_of(uint64_t bytes)
 {
-    range->live = false;
-    range->freed = 0;
-    for (const fsdp__fragment *f = range->fragments; f != NULL; f = f->next)
-        if (f->freed > range->freed) range->freed = f->freed;
-    fsdp__tree_insert(&ranges->by_size, &range->by_size);
-    fsdp__tree_insert(&ranges->by_begin, &range->by_begin);
+    uint64_t n = bytes / FSDP__BLOCK_ALIGNMENT;
+    if (n < 8) return (uint32_t)n;
+    uint32_t exponent = 63 - (uint32_t)__builtin_clzll(n);
+    return (exponent - 2) * 8 + (uint32_t)(n >> (exponent - 3) & 7);
 }
 
-static void unlink_free(fsdp__ranges *ranges, fsdp__block *range)
+static bool less_size(const fsdp__tree_node *a, const fsdp__tree_node *b)
 {
-    fsdp__tree_remove(&ranges->by_size, &range->by_size);
-    fsdp__tree_remove(&ranges->by_begin, &range->by_begin);
+    const fsdp__block *x = BLOCK_OF(a, by_size), *y = BLOCK_OF(b, by_size);
+    if (x->range_bytes != y->range_bytes) return x->range_bytes < y->range_bytes;
+    if (x->range_freed != y->range_freed) return x->range_freed < y->range_freed;
+    if (x->segment != y->segment) return x->segment < y->segment; /* its number: addresses differ between ranks */
+    return x->begin < y->begin;
 }
 
-fsdp__block *fsdp__ranges_add(fsdp__ranges *ranges, uint64_t begin, uint64_t bytes)
+static bool less_begin(const fsdp__tree_node *a, const fsdp__tree_node *b)
 {
-    fsdp__block *range = new_block(ranges);
-    range->begin = begin;
-    range->bytes = bytes;
-    range->segment = ranges->n_segments++;
-    range->fragments = new_fragment(ranges);
-    *range->fragments = (fsdp__fragment){.begin = begin, .bytes = bytes, .slot = -1};
-    link_free(ranges, range);
-    return range;
+    return BLOCK_OF(a, by_begin)->begin < BLOCK_OF(b, by_begin)->begin;
 }
 
-void fsdp__ranges_drop(fsdp__ranges *ranges, fsdp__block *segment)
+/* The first fragment of a range stands for it. */
+static inline void link_range(fsdp__ranges *ranges, fsdp__block *first)
 {
-    assert(!segment->live && segment->before == NULL && segment->after == NULL);
-    unlink_free(ranges, segment);
-    for (fsdp__fragment *f = segment->fragments; f != NULL;) {
-        fsdp__fragment *next = f->next;
-        drop_fragment(ranges, f);
-        f = next;
+    uint32_t bin = bin_of(first->range_bytes);
+    ranges->has_ranges[bin / 64] |= (uint64_t)1 << bin % 64;
+    fsdp__tree_insert(&ranges->bin[bin], &first->by_size, ranges->serial++, less_size);
+    if (ranges->placed) fsdp__tree_insert(&ranges->by_begin, &first->by_begin, ranges->serial++, less_begin);
+}
+
+static inline void unlink_range(fsdp__ranges *ranges, fsdp__block *first)
+{
+    uint32_t bin = bin_of(first->range_bytes);
+    fsdp__tree_remove(&ranges->bin[bin], &first->by_size);
+    if (ranges->bin[bin].root == NULL) ranges->has_ranges[bin / 64] &= ~((uint64_t)1 << bin % 64);
+    if (ranges->placed) fsdp__tree_remove(&ranges->by_begin, &first->by_begin);
+}
+
+/* The first range of a bin from `bin` on. */
+static inline fsdp__block *first_from(const fsdp__ranges *ranges, uint32_t bin)
+{
+    if (bin >= FSDP__BINS) return NULL;
+    uint32_t word = bin / 64;
+    uint64_t bits = ranges->has_ranges[word] & ~(uint64_t)0 << bin % 64;
+    while (bits == 0) {
+        if (++word == FSDP__BINS / 64) return NULL;
+        bits = ranges->has_ranges[word];
     }
-    drop_block(ranges, segment);
+    return BLOCK_OF(fsdp__tree_first(&ranges->bin[word * 64 + (uint32_t)__builtin_ctzll(bits)]), by_size);
 }
 
 fsdp__block *fsdp__ranges_best(const fsdp__ranges *ranges, uint64_t bytes)
 {
-    fsdp__block key = {.bytes = bytes};
-    fsdp__tree_node *node = fsdp__tree_lower_bound(&ranges->by_size, &key.by_size);
-    return node != NULL ? BLOCK_OF(node, by_size) : NULL;
+    uint32_t bin = bin_of(bytes);
+    fsdp__block *found = NULL;
+    for (fsdp__tree_node *node = ranges->bin[bin].root; node != NULL;) {
+        fsdp__block *range = BLOCK_OF(node, by_size);
+        if (range->range_bytes < bytes) node = node->right;
+        else found = range, node = node->left;
+    }
+    return found != NULL ? found : first_from(ranges, bin + 1);
 }
 
-fsdp__block *fsdp__ranges_next(fsdp__block *range)
+fsdp__block *fsdp__ranges_next(const fsdp__ranges *ranges, fsdp__block *range)
 {
     fsdp__tree_node *node = fsdp__tree_next(&range->by_size);
-    return node != NULL ? BLOCK_OF(node, by_size) : NULL;
+    return node != NULL ? BLOCK_OF(node, by_size) : first_from(ranges, bin_of(range->range_bytes) + 1);
 }
 
 fsdp__block *fsdp__ranges_at(const fsdp__ranges *ranges, uint64_t begin, uint64_t bytes)
@@ -191,112 +183,152 @@ fsdp__block *fsdp__ranges_at(const fsdp__ranges *ranges, uint64_t begin, uint64_
         if (range->begin <= begin) found = range, node = node->right;
         else node = node->left;
     }
-    return found != NULL && begin - found->begin <= found->bytes && bytes <= found->bytes - (begin - found->begin)
-               ? found
-               : NULL;
+    if (found == NULL || begin - found->begin > found->range_bytes) return NULL;
+    return bytes <= found->range_bytes - (begin - found->begin) ? found : NULL;
 }
 
-uint64_t fsdp__ranges_clock(const fsdp__block *range, uint64_t begin, uint64_t bytes, fsdp__clock *out_clock)
+/* ---- Segments ---- */
+
+fsdp_status fsdp__ranges_reserve_segment(fsdp__ranges *ranges, uint32_t *out_number)
 {
-    const fsdp__fragment *only = range->fragments;
-    if (only->next == NULL) { /* what is usual */
-        *out_clock = only->clock;
-        return only->freed;
-    }
-    uint64_t newest = 0;
-    memset(out_clock, 0, sizeof *out_clock);
-    for (const fsdp__fragment *f = range->fragments; f != NULL && f->begin < begin + bytes; f = f->next) {
-        if (f->begin + f->bytes <= begin) continue;
-        fsdp__clock_max(out_clock, &f->clock, FSDP__SLOTS);
-        if (f->freed > newest) newest = f->freed;
-    }
-    return newest;
+    size_t number = 0;
+    while (number < ranges->n_segments && ranges->segments[number].bytes > 0) number++;
+    if (!fsdp__host_grow(ranges->host, &ranges->segments, &ranges->segment_capacity, number + 1,
+                         sizeof *ranges->segments))
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "no host memory for segment %zu", number);
+    *out_number = (uint32_t)number;
+    return FSDP_OK;
 }
 
-/* Cut the fragment list of range at address: returns what lies at or above it. */
-static fsdp__fragment *cut_fragments(fsdp__ranges *ranges, fsdp__block *range, uint64_t at)
+/* [from, to], a run of fragments and a longest one, becomes a range. */
+static inline void make_range(fsdp__ranges *ranges, fsdp__block *from, fsdp__block *to, uint64_t bytes, uint64_t freed)
 {
-    fsdp__fragment **link = &range->fragments;
-    while (*link != NULL && (*link)->begin + (*link)->bytes <= at) link = &(*link)->next;
-    fsdp__fragment *f = *link, *upper = f;
-    if (f != NULL && f->begin < at) { /* at lies inside f */
-        upper = new_fragment(ranges);
-        *upper = *f;
-        upper->begin = at;
-        upper->bytes = f->begin + f->bytes - at;
-        f->bytes = at - f->begin;
-        f->next = NULL;
-        if (f->pending) {
-            ranges->pending_bytes -= upper->bytes; /* add_pending counts them again */
-            add_pending(ranges, upper, f);
-        }
-    } else {
-        *link = NULL;
-    }
-    return upper;
+    from->last = to;
+    to->last = from;
+    from->range_bytes = bytes;
+    from->range_freed = freed;
+    link_range(ranges, from);
 }
 
-/* Split range at address `at` into two neighbours; returns the upper one. Neither is linked as free. */
-static fsdp__block *split(fsdp__ranges *ranges, fsdp__block *range, uint64_t at)
+fsdp__block *fsdp__ranges_add(fsdp__ranges *ranges, uint32_t number, uint64_t begin, uint64_t bytes)
+{
+    fsdp__block *block = new_block(ranges);
+    *block = (fsdp__block){.begin = begin, .bytes = bytes, .segment = number, .slot = FSDP__NO_SLOT};
+    ranges->segments[number] = (fsdp__segment){begin, bytes, block};
+    if (number == ranges->n_segments) ranges->n_segments++;
+    make_range(ranges, block, block, bytes, 0);
+    return block;
+}
+
+void fsdp__ranges_drop(fsdp__ranges *ranges, uint32_t number)
+{
+    fsdp__segment *segment = &ranges->segments[number];
+    assert(fsdp__ranges_is_free(ranges, number));
+    unlink_range(ranges, segment->first);
+    for (fsdp__block *f = segment->first; f != NULL;) {
+        fsdp__block *next = f->after;
+        fsdp__ranges_settle(ranges, f);
+        drop_block(ranges, f);
+        f = next;
+    }
+    *segment = (fsdp__segment){0, 0, NULL};
+}
+
+/* ---- Taking ---- */
+
+/* Cut a fragment in two at address `at`, inside it; returns the upper part. */
+static fsdp__block *cut(fsdp__ranges *ranges, fsdp__block *f, uint64_t at)
 {
     fsdp__block *upper = new_block(ranges);
-    upper->begin = at;
-    upper->bytes = range->begin + range->bytes - at;
-    upper->segment = range->segment;
-    upper->fragments = cut_fragments(ranges, range, at);
-    range->bytes = at - range->begin;
-    upper->before = range;
-    upper->after = range->after;
+    upper->before = f;
+    upper->after = f->after;
     if (upper->after != NULL) upper->after->before = upper;
-    range->after = upper;
+    f->after = upper;
+    upper->begin = at;
+    upper->bytes = f->begin + f->bytes - at;
+    f->bytes -= upper->bytes;
+    upper->use = FSDP__MUTATED(CUT_LOSES_CLOCK) ? (fsdp__frontier){{0, 0}, NULL} : fsdp__frontier_copy(&f->use);
+    upper->segment = f->segment;
+    upper->slot = f->slot;
+    upper->live = upper->pending = false;
+    upper->freed = f->freed;
+    if (f->pending) {
+        ranges->pending_bytes -= upper->bytes; /* add_pending counts them again */
+        add_pending(ranges, upper, f);
+    }
     return upper;
+}
+
+/* The fragments up to `to` join `from`, which becomes a live block; its guard is the maximum of theirs. */
+static void fuse(fsdp__ranges *ranges, fsdp__block *from, const fsdp__block *to, uint64_t bytes)
+{
+    fsdp__frontier guard = from->use; /* moved */
+    fsdp__block *rest = to->after;
+    fsdp__ranges_settle(ranges, from);
+    while (from->after != rest) {
+        fsdp__block *f = from->after;
+        from->after = f->after;
+        if (!FSDP__MUTATED(MERGE_LOSES_CLOCK)) fsdp__frontier_max(&ranges->wides, &guard, &f->use);
+        fsdp__ranges_settle(ranges, f);
+        drop_block(ranges, f);
+    }
+    if (rest != NULL) rest->before = from;
+    from->bytes = bytes;
+    from->use = (fsdp__frontier){{0, 0}, NULL};
+    from->until_free = 0;
+    from->live = true;
+    from->guard = guard;
 }
 
 fsdp__block *fsdp__ranges_take(fsdp__ranges *ranges, fsdp__block *range, uint64_t begin, uint64_t bytes)
 {
-    assert(!range->live && begin >= range->begin && bytes > 0 && begin + bytes <= range->begin + range->bytes);
-    unlink_free(ranges, range);
-    fsdp__block *block = range;
-    if (begin > range->begin) {
-        block = split(ranges, range, begin);
-        link_free(ranges, range);
-    }
-    if (block->bytes > bytes) link_free(ranges, split(ranges, block, begin + bytes));
+    uint64_t end = begin + bytes, range_end = range->begin + range->range_bytes, freed = range->range_freed;
+    assert(!range->live && begin >= range->begin && bytes > 0 && end <= range_end);
+    unlink_range(ranges, range);
 
-    fsdp__ranges_clock(block, begin, bytes, &block->guard);
-    while (block->fragments != NULL) {
-        fsdp__fragment *f = block->fragments;
-        block->fragments = f->next;
-        drop_fragment(ranges, f);
+    fsdp__block *from = range, *last = range->last;
+    while (from->begin + from->bytes <= begin) from = from->after;
+    if (from->begin < begin) {
+        bool was_last = from == last;
+        from = cut(ranges, from, begin);
+        if (was_last) last = from;
     }
-    block->live = true;
+    fsdp__block *to = from;
+    while (to->begin + to->bytes < end) to = to->after;
+    if (to->begin + to->bytes > end) {
+        fsdp__block *upper = cut(ranges, to, end);
+        if (to == last) last = upper;
+    }
+
+    uint64_t low_bytes = begin - range->begin, high_bytes = range_end - end;
+    if (low_bytes > 0) make_range(ranges, range, from->before, low_bytes, freed);
+    if (high_bytes > 0) make_range(ranges, to->after, last, high_bytes, freed);
+    fuse(ranges, from, to, bytes);
     ranges->n_live++;
-    memset(&block->use, 0, sizeof block->use);
-    block->until_free = 0;
-    return block;
+    return from;
 }
 
-/* Upper lies right above lower: their fragments become one list. The two that touch become one fragment where nothing but
- * their age tells them apart, so that a stream that gives back thousands of blocks leaves a few fragments. */
-static void append_fragments(fsdp__ranges *ranges, fsdp__block *lower, fsdp__block *upper)
+/* ---- Giving ---- */
+
+/* Nothing but age tells two neighbours apart. */
+static inline bool same_fragment(fsdp__ranges *ranges, fsdp__block *neighbour, const fsdp__block *given)
 {
-    fsdp__fragment *last = lower->fragments, *first = upper->fragments;
-    while (last->next != NULL) last = last->next;
-    last->next = first;
-    if (last->slot != first->slot || last->pending != first->pending) return;
-    if (memcmp(&last->clock, &first->clock, sizeof last->clock) != 0) return;
-    if (last->pending) ranges->pending_bytes += first->bytes; /* dropping it takes them off */
-    last->bytes += first->bytes;
-    if (first->freed > last->freed) last->freed = first->freed;
-    last->next = first->next;
-    drop_fragment(ranges, first);
+    if (neighbour->slot != given->slot) return false;
+    if (!fsdp__frontier_equal(&neighbour->use, &given->use) && !FSDP__MUTATED(MERGE_ANY)) return false;
+    /* What is known of the one just given is true of its neighbour, too: whether somebody asked must not matter. */
+    if (!given->pending) fsdp__ranges_settle(ranges, neighbour);
+    return neighbour->pending == given->pending;
 }
 
-/* upper disappears into lower; both are unlinked. */
-static void merge(fsdp__ranges *ranges, fsdp__block *lower, fsdp__block *upper)
+/* upper goes into lower, its neighbour below. */
+static void absorb(fsdp__ranges *ranges, fsdp__block *lower, fsdp__block *upper)
 {
-    append_fragments(ranges, lower, upper);
+    if (upper->pending) {
+        fsdp__ranges_settle(ranges, upper);
+        ranges->pending_bytes += upper->bytes; /* they are lower's now */
+    }
     lower->bytes += upper->bytes;
+    if (upper->freed > lower->freed) lower->freed = upper->freed;
     lower->after = upper->after;
     if (lower->after != NULL) lower->after->before = lower;
     drop_block(ranges, upper);
@@ -305,25 +337,31 @@ static void merge(fsdp__ranges *ranges, fsdp__block *lower, fsdp__block *upper)
 void fsdp__ranges_give(fsdp__ranges *ranges, fsdp__block *block, bool pending)
 {
     assert(block->live);
-    fsdp__fragment *f = new_fragment(ranges);
-    *f = (fsdp__fragment){.begin = block->begin,
-                          .bytes = block->bytes,
-                          .freed = ++ranges->n_freed,
-                          .clock = block->use,
-                          .slot = block->slot};
-    if (pending) add_pending(ranges, f, ranges->newest_pending[f->slot]);
-    block->fragments = f;
-    block->live = false;
+    fsdp__frontier_clear(&ranges->wides, &block->guard);
+    block->live = block->pending = false;
+    block->freed = ++ranges->n_freed;
     ranges->n_live--;
-    if (block->after != NULL && !block->after->live) {
-        unlink_free(ranges, block->after);
-        merge(ranges, block, block->after);
+    if (pending) add_pending(ranges, block, ranges->newest_pending[block->slot]);
+
+    fsdp__block *first = block, *last = block, *before = block->before, *after = block->after;
+    uint64_t bytes = block->bytes, freed = block->freed;
+    if (after != NULL && !after->live) {
+        unlink_range(ranges, after);
+        bytes += after->range_bytes;
+        last = after->last;
+        if (same_fragment(ranges, after, block)) {
+            if (last == after) last = block;
+            absorb(ranges, block, after);
+        }
     }
-    if (block->before != NULL && !block->before->live) {
-        fsdp__block *lower = block->before;
-        unlink_free(ranges, lower);
-        merge(ranges, lower, block);
-        block = lower;
+    if (before != NULL && !before->live) {
+        first = before->last; /* before is the last fragment of its range, or the only one */
+        unlink_range(ranges, first);
+        bytes += first->range_bytes;
+        if (same_fragment(ranges, before, block)) {
+            if (last == block) last = before;
+            absorb(ranges, before, block);
+        }
     }
-    link_free(ranges, block);
+    make_range(ranges, first, last, bytes, freed);
 }

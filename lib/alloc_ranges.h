@@ -1,85 +1,115 @@
 /* SPDX-License-Identifier: MIT */
-/* The allocator's map: segments of device memory, cut into live blocks and free ranges. Host bookkeeping only: it makes no
- * device call and knows no stream; clocks are values that it carries.
+/* The allocator's map: segments of device memory, cut into blocks. Host bookkeeping only: it makes no device call and knows
+ * no stream; frontiers are values that it carries.
  *
- * A free range is a run of fragments, each the bytes of earlier blocks of one stream with the clock that must be covered
- * before they are used again. Neighbouring ranges merge at once, their fragments only where nothing but age tells them
- * apart: an allocation takes the maximum over the fragments that it covers, so merging never makes a wait later. */
+ * A block is live or free. A free one is a fragment: the bytes of earlier blocks of one stream, with the frontier that must
+ * be covered before they are used again. A free range is a longest run of fragments. Giving back makes a live block a
+ * fragment where it lies, so it takes no memory and cannot fail. Fragments that touch become one only where nothing but age
+ * tells them apart: an allocation takes the maximum over the fragments that it covers, so merging never makes a wait later.
+ *
+ * Ranges lie in bins, eight for each doubling of the size, each a tree; a bit says which bins have any. So the best fit is
+ * found without walking ranges that are too small, and most bins hold one range or none. */
 #ifndef FSDP_LIB_ALLOC_RANGES_H
 #define FSDP_LIB_ALLOC_RANGES_H
 
-#include "clock.h"
+#include "frontier.h"
 #include "tree.h"
 
-enum { FSDP__BLOCK_ALIGNMENT = 256 };
+enum {
+    FSDP__BLOCK_ALIGNMENT = 256,
+    FSDP__BINS = 448, /* up to 2^61 bytes */
+    FSDP__NO_SLOT = 255
+};
 
-typedef struct fsdp__fragment {
-    struct fsdp__fragment *next;          /* in address order within its range */
-    struct fsdp__fragment *older, *newer; /* among the pending ones of its stream */
-    uint64_t begin, bytes;
-    uint64_t freed; /* number of the free() that made it; 0: never used */
-    fsdp__clock clock;
-    int slot;     /* of the stream that its block was allocated for; -1: none */
-    bool pending; /* that stream's future is not ordered after it yet: still active */
-} fsdp__fragment;
-
+/* What every walk over neighbours looks at lies in the first cache line. */
 typedef struct fsdp__block {
-    fsdp__tree_node by_size, by_begin;  /* free ranges only */
-    struct fsdp__block *before, *after; /* neighbours in the segment */
+    _Alignas(64) struct fsdp__block *before, *after; /* neighbours in the segment, by address */
     uint64_t begin, bytes;
-    uint64_t segment; /* number of its segment, in the order in which they were added */
-    bool live;
-    /* free */
-    fsdp__fragment *fragments;
-    uint64_t freed; /* the newest fragment's */
-    /* live */
-    fsdp__clock guard;   /* what had to be covered before the first use */
-    fsdp__clock use;     /* what must be covered before the next owner's */
-    uint32_t until_free; /* bit t: stream t uses it until it is freed */
-    int slot;
-    uint64_t taken; /* the open epoch of slot's stream when it was taken */
-    const char *tag;
+    /* live: its uses so far. Fragment: what must be covered before the next owner's first use. */
+    fsdp__frontier use;
+    uint32_t segment;
+    uint16_t until_free; /* live; bit t: stream t uses it until it is freed */
+    uint8_t slot;        /* of the stream that it is, or was, taken for; FSDP__NO_SLOT: never used */
+    bool live : 1;
+    bool pending : 1; /* fragment: its own stream's future is not ordered after it yet, so it is still active */
+    union {
+        struct {
+            fsdp__frontier guard; /* what had to be covered before the first use */
+            uint64_t taken;       /* the open epoch of slot's stream when it was taken */
+            const char *owner;    /* never NULL */
+        };
+        struct {
+            uint64_t freed;           /* number of the free() that made it; 0: never used */
+            struct fsdp__block *last; /* first fragment of a range: the last one. Last: the first. Else: no meaning */
+            uint64_t range_bytes, range_freed; /* first of a range: of all of it; the last free() that touched it */
+            fsdp__tree_node by_size;           /* first of a range */
+            struct fsdp__block *older, *newer; /* among the pending ones of its stream */
+            fsdp__tree_node by_begin;          /* first of a range, where places are asked for */
+        };
+    };
 } fsdp__block;
+
+typedef struct fsdp__segment {
+    uint64_t begin, bytes; /* bytes 0: the number is free */
+    fsdp__block *first;    /* its lowest block */
+} fsdp__segment;
 
 typedef struct fsdp__ranges {
     const fsdp_host_allocator *host;
-    fsdp__tree
-        by_size; /* (bytes, freed, segment, begin): the smallest that fits first, among equals the one freed longest ago */
+    bool placed; /* places are asked for, by address: keep by_begin */
+    fsdp__segment *segments;
+    size_t n_segments, segment_capacity;
+    uint64_t has_ranges[FSDP__BINS / 64];
+    /* By (bytes, touched, segment, begin): smallest first, among equals the one touched longest ago. */
+    fsdp__tree bin[FSDP__BINS];
     fsdp__tree by_begin;
-    uint64_t n_freed, n_segments;
+    uint64_t serial; /* for the trees */
+    uint64_t n_freed;
     uint64_t pending_bytes;
-    fsdp__fragment *oldest_pending[FSDP__SLOTS], *newest_pending[FSDP__SLOTS];
-    fsdp__block *spare_blocks;
-    fsdp__fragment *spare_fragments;
+    fsdp__block *oldest_pending[FSDP__SLOTS], *newest_pending[FSDP__SLOTS];
+    fsdp__wides wides;
+    fsdp__block *spare;
     void *chunks; /* everything they come from */
-    uint32_t n_spare_blocks, n_spare_fragments;
-    uint32_t n_live; /* live blocks: a fragment is kept spare for each, so that giving back cannot fail */
+    uint32_t n_spare, n_blocks;
+    uint32_t n_live;
 } fsdp__ranges;
 
-void fsdp__ranges_init(fsdp__ranges *ranges, const fsdp_host_allocator *host);
+void fsdp__ranges_init(fsdp__ranges *ranges, const fsdp_host_allocator *host, bool placed);
 void fsdp__ranges_fini(fsdp__ranges *ranges);
-/* Have nodes at hand for n more cuts, so that what follows cannot fail. */
-fsdp_status fsdp__ranges_reserve(fsdp__ranges *ranges, uint32_t n_blocks);
+/* Have at hand what a new segment and one take need and, where places are asked for, what the uses of all live blocks may
+ * need: what follows cannot fail then. Errors: NO_HOST_MEMORY. */
+fsdp_status fsdp__ranges_reserve_more(fsdp__ranges *ranges);
+static inline fsdp_status fsdp__ranges_reserve(fsdp__ranges *ranges)
+{
+    uint32_t n_wides = 2 + (ranges->placed ? ranges->n_live : 0);
+    if (ranges->n_spare >= 3 && ranges->wides.n_spare >= n_wides) return FSDP_OK;
+    return fsdp__ranges_reserve_more(ranges);
+}
 
-/* A new segment: one free range, never used. *out_first (may be NULL): its block. Needs reserve(1). */
-fsdp__block *fsdp__ranges_add(fsdp__ranges *ranges, uint64_t begin, uint64_t bytes);
-/* Take a free range that is a whole segment off the map. */
-void fsdp__ranges_drop(fsdp__ranges *ranges, fsdp__block *segment);
+/* Room for one more segment, and its number. */
+fsdp_status fsdp__ranges_reserve_segment(fsdp__ranges *ranges, uint32_t *out_number);
+/* A new segment: one free range, never used. Needs reserve and its number. */
+fsdp__block *fsdp__ranges_add(fsdp__ranges *ranges, uint32_t number, uint64_t begin, uint64_t bytes);
+/* Nothing in the segment is live. */
+static inline bool fsdp__ranges_is_free(const fsdp__ranges *ranges, uint32_t number)
+{
+    const fsdp__block *first = ranges->segments[number].first;
+    return !first->live && first->range_bytes == ranges->segments[number].bytes;
+}
+/* Take such a segment off the map. */
+void fsdp__ranges_drop(fsdp__ranges *ranges, uint32_t number);
 
-/* The smallest free range of at least bytes; further ones by fsdp__ranges_next. NULL: none. */
+/* The smallest free range of at least bytes (its first fragment); further ones by fsdp__ranges_next. NULL: none. */
 fsdp__block *fsdp__ranges_best(const fsdp__ranges *ranges, uint64_t bytes);
-fsdp__block *fsdp__ranges_next(fsdp__block *range);
-/* The free range that holds all of [begin, begin + bytes), or NULL. */
+fsdp__block *fsdp__ranges_next(const fsdp__ranges *ranges, fsdp__block *range);
+/* The free range that holds all of [begin, begin + bytes), or NULL. Only where places are asked for. */
 fsdp__block *fsdp__ranges_at(const fsdp__ranges *ranges, uint64_t begin, uint64_t bytes);
-/* Into *out_clock, the maximum over the fragments that [begin, begin + bytes) of a free range covers; returns the newest
- * free() among them. */
-uint64_t fsdp__ranges_clock(const fsdp__block *range, uint64_t begin, uint64_t bytes, fsdp__clock *out_clock);
 
-/* Cut [begin, begin + bytes) out of a free range: it becomes a live block (use empty, guard set). Needs reserve(2). */
+/* Cut [begin, begin + bytes) out of a free range: it becomes a live block (no use yet, guard set). Needs reserve. */
 fsdp__block *fsdp__ranges_take(fsdp__ranges *ranges, fsdp__block *range, uint64_t begin, uint64_t bytes);
-/* Back to free, with block->use as its fragment's clock; merges with free neighbours. pending: not covered for its stream. */
+/* Back to free: block->use is its frontier from now on. pending: not covered for its stream. */
 void fsdp__ranges_give(fsdp__ranges *ranges, fsdp__block *block, bool pending);
 /* This fragment is no longer pending. */
-void fsdp__ranges_settle(fsdp__ranges *ranges, fsdp__fragment *fragment);
+void fsdp__ranges_settle(fsdp__ranges *ranges, fsdp__block *fragment);
 
 #endif

@@ -8,6 +8,8 @@
 
 #include "fsdp/status.h"
 
+enum { FSDP__ERROR_BYTES = 8192 }; /* of the longest sentence */
+
 /* Set this thread's sentence, return status. */
 fsdp_status fsdp__fail(fsdp_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -6,27 +6,9 @@
 #include "check.h"
 #include "context.h"
 #include "device.h"
+#include "mutate.h"
 
 uint64_t fsdp__epoch(const fsdp_stream *s) { return s->n_fences + 1; }
-
-bool fsdp__covered(const fsdp_stream *s, const fsdp__clock *clock)
-{
-    const fsdp__clocks *clocks = &s->ctx->clocks;
-    for (int t = 0; t < clocks->n_slots; t++)
-        if (clock->at[t] > clocks->now[s->slot].at[t]) return false;
-    return true;
-}
-
-void fsdp__need_clock(fsdp__need *need, const fsdp__clock *clock, const fsdp_stream *s, fsdp_reason reason)
-{
-    int n_slots = s->ctx->clocks.n_slots;
-    for (int t = 0; t < n_slots; t++) {
-        if (clock->at[t] > need->clock.at[t]) {
-            need->clock.at[t] = clock->at[t];
-            need->reason[t] = (uint8_t)reason;
-        }
-    }
-}
 
 static fsdp__point point_now(const fsdp_stream *s) { return fsdp__epoch(s) * FSDP__SLOTS + (unsigned)s->slot; }
 
@@ -81,6 +63,7 @@ static const fsdp__fence *find_fence(const fsdp_stream *t, uint64_t epoch)
 {
     uint64_t oldest = t->n_fences > FSDP__FENCES ? t->n_fences - FSDP__FENCES : 0;
     if (oldest < t->first_fence) oldest = t->first_fence;
+    if (FSDP__MUTATED(STALE_FENCE) && epoch - 1 > oldest) return &t->ring[(epoch - 2) % FSDP__FENCES];
     for (uint64_t i = epoch - 1 > oldest ? epoch - 1 : oldest; i < t->n_fences; i++) {
         const fsdp__fence *fence = &t->ring[i % FSDP__FENCES];
         if (fence->event != NULL) return fence;
@@ -94,6 +77,9 @@ fsdp_status fsdp__wait_fence(fsdp_stream *s, const fsdp__fence *fence, fsdp_reas
     if (fence->epoch <= clocks->now[s->slot].at[fence->slot]) return FSDP_OK;
     FSDP_TRY(fsdp__device_wait(s, fence, reason));
     fsdp__clock_max(&clocks->now[s->slot], &fence->snapshot, clocks->n_slots);
+    if (FSDP__MUTATED(SNAPSHOT_AT_WAIT))
+        fsdp__clock_max(&clocks->now[s->slot], &clocks->now[fence->slot], clocks->n_slots);
+    if (FSDP__MUTATED(NO_SNAPSHOT_OF_SELF)) clocks->now[s->slot].at[fence->slot]++;
     return FSDP_OK;
 }
 
@@ -128,6 +114,8 @@ fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need)
         int best_settled = 0, n_missing = 0;
         for (int t = 0; t < clocks->n_slots; t++) {
             if (need->clock.at[t] <= clocks->now[s->slot].at[t]) continue;
+            if (FSDP__MUTATED(RING_OVERWRITTEN) && need->clock.at[t] + FSDP__FENCES <= clocks->stream[t]->n_fences)
+                continue;
             const fsdp__fence *fence = NULL;
             FSDP_TRY(find_or_record(clocks->stream[t], need->clock.at[t], &fence));
             int settled = n_missing++ == 0 ? 1 : count_settled(clocks, s, need, fence);
@@ -137,7 +125,7 @@ fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need)
         }
         if (n_missing == 0) return FSDP_OK;
         FSDP_TRY(fsdp__wait_fence(s, best, (fsdp_reason)need->reason[best->slot]));
-        if (n_missing == 1) return FSDP_OK;
+        if (n_missing == 1 || FSDP__MUTATED(FIRST_NEED_ONLY)) return FSDP_OK;
     }
 }
 

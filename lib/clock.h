@@ -75,10 +75,7 @@ static inline void fsdp__clock_max(fsdp__clock *into, const fsdp__clock *other, 
 
 /* The epoch that s's next fence will close. */
 uint64_t fsdp__epoch(const fsdp_stream *s);
-/* True: everything in clock comes before what s is given next. */
-bool fsdp__covered(const fsdp_stream *s, const fsdp__clock *clock);
 
-void fsdp__need_clock(fsdp__need *need, const fsdp__clock *clock, const fsdp_stream *s, fsdp_reason reason);
 /* Make it so: for each stream that is missing, s waits for its oldest fence that covers; one is recorded where none does. */
 fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need);
 /* s waits for this fence, unless it is covered. */

@@ -11,7 +11,7 @@
 
 /* The one piece of state outside a context: per thread, so that no two callers see each other's sentence. Long enough
  * for a block table. */
-static _Thread_local char last_error[8192];
+static _Thread_local char last_error[FSDP__ERROR_BYTES];
 
 const char *fsdp_status_name(fsdp_status status)
 {

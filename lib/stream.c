@@ -5,10 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "alloc.h"
 #include "check.h"
 #include "context.h"
 #include "device.h"
 #include "hostmem.h"
+#include "mutate.h"
 
 static void destroy_events(fsdp_stream *s)
 {
@@ -54,7 +56,7 @@ fsdp_status fsdp__stream_open(fsdp_context *ctx, const char *name, bool lane, fs
     if (status != FSDP_OK) goto destroy_native;
 
     uint64_t open_epoch = clocks->now[slot].at[slot];
-    if (open_epoch == 0) open_epoch = clocks->now[slot].at[slot] = 1;
+    if (open_epoch == 0 || FSDP__MUTATED(SLOT_FORGETS)) open_epoch = clocks->now[slot].at[slot] = 1;
     s->n_fences = s->first_fence = open_epoch - 1;
     clocks->stream[slot] = s;
     if (slot >= clocks->n_slots) clocks->n_slots = slot + 1;
@@ -80,6 +82,7 @@ void fsdp__stream_close(fsdp_stream *s)
     for (int t = 0; t < FSDP__SLOTS; t++) clocks->now[t].at[s->slot] = open_epoch;
     clocks->now[s->slot].at[s->slot] = open_epoch + 1;
     clocks->stream[s->slot] = NULL;
+    for (fsdp_allocator *a = ctx->pools; a != NULL; a = a->next_pool) fsdp__allocator_settle_slot(a, s->slot);
     fsdp__host_free(&ctx->host, s, 1, sizeof *s);
 }
 

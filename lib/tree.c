@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "tree.h"
 
-#include <stddef.h>
-
 #include "hash.h"
 
 static void replace_child(fsdp__tree *tree, fsdp__tree_node *parent, fsdp__tree_node *old, fsdp__tree_node *new)
@@ -30,14 +28,14 @@ static void rotate_up(fsdp__tree *tree, fsdp__tree_node *node)
     parent->parent = node;
 }
 
-void fsdp__tree_insert(fsdp__tree *tree, fsdp__tree_node *node)
+void fsdp__tree_insert(fsdp__tree *tree, fsdp__tree_node *node, uint64_t serial, fsdp__tree_less less)
 {
     fsdp__tree_node **link = &tree->root, *parent = NULL;
     while (*link != NULL) {
         parent = *link;
-        link = tree->less(node, parent) ? &parent->left : &parent->right;
+        link = less(node, parent) ? &parent->left : &parent->right;
     }
-    *node = (fsdp__tree_node){.parent = parent, .priority = fsdp__mix(tree->serial++)};
+    *node = (fsdp__tree_node){.parent = parent, .priority = fsdp__mix(serial)};
     *link = node;
     while (node->parent != NULL && node->parent->priority < node->priority) rotate_up(tree, node);
 }
@@ -49,6 +47,13 @@ void fsdp__tree_remove(fsdp__tree *tree, fsdp__tree_node *node)
     replace_child(tree, node->parent, node, node->left != NULL ? node->left : node->right);
 }
 
+fsdp__tree_node *fsdp__tree_first(const fsdp__tree *tree)
+{
+    fsdp__tree_node *node = tree->root;
+    while (node != NULL && node->left != NULL) node = node->left;
+    return node;
+}
+
 fsdp__tree_node *fsdp__tree_next(fsdp__tree_node *node)
 {
     if (node->right != NULL) {
@@ -58,14 +63,4 @@ fsdp__tree_node *fsdp__tree_next(fsdp__tree_node *node)
     }
     while (node->parent != NULL && node->parent->right == node) node = node->parent;
     return node->parent;
-}
-
-fsdp__tree_node *fsdp__tree_lower_bound(const fsdp__tree *tree, const fsdp__tree_node *key)
-{
-    fsdp__tree_node *node = tree->root, *found = NULL;
-    while (node != NULL) {
-        if (tree->less(node, key)) node = node->right;
-        else found = node, node = node->left;
-    }
-    return found;
 }

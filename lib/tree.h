@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* An intrusive balanced tree (a treap whose priorities are a hash of the node's serial number, so that its shape, and the
- * time that it takes, are the same in every run). */
+/* An intrusive balanced tree: a treap whose priorities are a hash of a serial number that the caller counts, so that its
+ * shape, and the time that it takes, are the same in every run. */
 #ifndef FSDP_LIB_TREE_H
 #define FSDP_LIB_TREE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct fsdp__tree_node {
@@ -12,19 +13,18 @@ typedef struct fsdp__tree_node {
     uint64_t priority;
 } fsdp__tree_node;
 
+/* A strict total order: no two nodes are equal. */
 typedef bool (*fsdp__tree_less)(const fsdp__tree_node *a, const fsdp__tree_node *b);
 
 typedef struct fsdp__tree {
-    fsdp__tree_node *root;
-    uint64_t serial;
-    fsdp__tree_less less; /* a strict total order: no two nodes are equal */
+    fsdp__tree_node *root; /* NULL: empty */
 } fsdp__tree;
 
-void fsdp__tree_insert(fsdp__tree *tree, fsdp__tree_node *node);
+void fsdp__tree_insert(fsdp__tree *tree, fsdp__tree_node *node, uint64_t serial, fsdp__tree_less less);
 void fsdp__tree_remove(fsdp__tree *tree, fsdp__tree_node *node);
-/* In order; NULL at the end. */
+/* The first in order; NULL if it is empty. */
+fsdp__tree_node *fsdp__tree_first(const fsdp__tree *tree);
+/* The next in order; NULL at the end. */
 fsdp__tree_node *fsdp__tree_next(fsdp__tree_node *node);
-/* The first node that is not less than key, by tree->less(node, key). */
-fsdp__tree_node *fsdp__tree_lower_bound(const fsdp__tree *tree, const fsdp__tree_node *key);
 
 #endif

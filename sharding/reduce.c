@@ -9,6 +9,7 @@
 #include "lib/check.h"
 #include "lib/comm.h"
 #include "lib/device.h"
+#include "lib/mutate.h"
 
 fsdp_status fsdp__take_grads(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, fsdp__need *need)
 {
@@ -21,11 +22,12 @@ fsdp_status fsdp__take_grads(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, 
     if (unit->grad == NULL) unit->grad = fsdp__allocator_take(pool, unit->grad_bytes, s, unit->name, need);
     if (unit->grad == NULL) {
         char text[4096] = "";
+        fsdp__allocator_note(pool, FSDP__ALLOC_EVENT_OUT_OF_MEMORY, NULL, unit->grad_bytes, unit->name);
         fsdp__allocator_describe(pool, text, sizeof text);
         return fsdp__fail(
             FSDP_ERR_NO_MEMORY,
             "unit %s: %llu gradient bytes have no place in the grad range of %llu: this visit is not the "
-            "pass's next one, and open backward windows leave no gap. Close units, or declare this order as a pass\n%s",
+            "pass's next one, and open backward windows leave no gap. Close units, or declare this order as a pass%s",
             unit->name, (unsigned long long)unit->grad_bytes, (unsigned long long)model->plan.memory.grad, text);
     }
     fsdp__edges_clear(&unit->grad_edges);
@@ -35,9 +37,8 @@ fsdp_status fsdp__take_grads(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, 
 
 void fsdp__give_grads(fsdp_unit *unit)
 {
-    fsdp__edges_clock(&unit->grad_edges, &unit->grad->use);
-    if (unit->grad_edges.written == 0) unit->grad->use = unit->grad->guard; /* never touched: its guard is passed on */
-    fsdp__allocator_give(unit->model->grad_pool, unit->grad, false);
+    fsdp__allocator_use(unit->model->grad_pool, unit->grad, &unit->grad_edges);
+    fsdp__allocator_give(unit->model->grad_pool, unit->grad);
     unit->grad = NULL;
     unit->model->n_grads--;
 }
@@ -146,7 +147,7 @@ fsdp_status fsdp__reduce(fsdp_unit *unit)
     fsdp_model *model = unit->model;
     fsdp_stream *lane = model->ctx->lanes[FSDP_LANE_REDUCE];
     fsdp__need need = {0};
-    fsdp__need_read(&need, &unit->grad_edges);
+    if (!FSDP__MUTATED(REDUCE_NO_WAIT_GRADS)) fsdp__need_read(&need, &unit->grad_edges);
     fsdp__need_write(&need, &unit->gradient_edges);
     fsdp_status status = fsdp__wait_need(lane, &need);
     if (status == FSDP_OK) {

@@ -30,10 +30,10 @@ static fsdp_status alloc_ranges(fsdp_model *model)
     FSDP_TRY(alloc_range(model, "gradient shards", m->gradients, FSDP_MEMORY_KIND_DEVICE, &model->gradients));
     FSDP_TRY(alloc_range(model, "moments", m->moments, FSDP_MEMORY_KIND_DEVICE, &model->moments));
     FSDP_TRY(alloc_range(model, "scratch", m->scratch, FSDP_MEMORY_KIND_DEVICE, &model->scratch));
-    FSDP_TRY(explain(model, fsdp__allocator_create_range(ctx, "gather", m->gather, &model->gather_pool),
+    FSDP_TRY(explain(model, fsdp__allocator_create_range(ctx, model->name, "gather", m->gather, &model->gather_pool),
                      "gathered parameters", m->gather));
-    FSDP_TRY(explain(model, fsdp__allocator_create_range(ctx, "grad", m->grad, &model->grad_pool), "full gradients",
-                     m->grad));
+    FSDP_TRY(explain(model, fsdp__allocator_create_range(ctx, model->name, "grad", m->grad, &model->grad_pool),
+                     "full gradients", m->grad));
     void *reports;
     FSDP_TRY(alloc_range(model, "step reports", m->pinned, FSDP_MEMORY_KIND_PINNED, &reports));
     model->reports = reports;

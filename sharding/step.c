@@ -195,7 +195,7 @@ static fsdp_status make_ready(fsdp_unit *unit, int64_t visit, fsdp_stream *s)
                                                  : UINT64_MAX;
         FSDP_TRY(fsdp__gather_now(unit, planned));
     }
-    FSDP_TRY(fsdp__model_fail(model, wait_ready(unit, s)));
+    if (!FSDP__MUTATED(COMPUTE_NO_WAIT_READY)) FSDP_TRY(fsdp__model_fail(model, wait_ready(unit, s)));
     return fsdp__gather_ahead(model);
 }
 
@@ -230,7 +230,7 @@ fsdp_status fsdp_forward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view *
 static fsdp_status start_grads(fsdp_unit *unit, fsdp_stream *s, bool fresh, fsdp__need *need)
 {
     fsdp__need_write(need, &unit->grad_edges);
-    if (!FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_REDUCED)) FSDP_TRY(fsdp__wait_need(s, need));
+    if (!FSDP__MUTATED(GRADS_NO_WAIT_REDUCED)) FSDP_TRY(fsdp__wait_need(s, need));
     if (fresh && unit->config.zero_grads) {
         fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
                              .u.fill = {(void *)(uintptr_t)unit->grad->begin, unit->grad_bytes, 0}};
@@ -305,7 +305,7 @@ static fsdp_status join_users(fsdp_unit *unit, fsdp_stream *s, bool backward)
         fsdp__fence fence;
         note_window(unit, unit->user[i], backward);
         FSDP_TRY(fsdp__record(unit->user[i], FSDP_MARK_USED, unit->name, NULL, &fence));
-        FSDP_TRY(fsdp__wait_fence(s, &fence, FSDP_REASON_READ));
+        if (!FSDP__MUTATED(SECOND_STREAM_LOST)) FSDP_TRY(fsdp__wait_fence(s, &fence, FSDP_REASON_READ));
     }
     return FSDP_OK;
 }
@@ -333,7 +333,7 @@ static fsdp_status close_window(fsdp_unit *unit, fsdp_stream *s, bool backward, 
     note_window(unit, s, backward);
     if (*out_give && (model->ctx->debug & FSDP_DEBUG_POISON)) FSDP_TRY(poison(unit, s));
     fsdp__note_read(&unit->full_edges, s);
-    if (FSDP__MUTATED(FSDP__MUTANT_EARLY_USE)) unit->full_edges.read[unit->full_edges.n_reads - 1] -= FSDP__SLOTS;
+    if (FSDP__MUTATED(USE_EARLY)) unit->full_edges.read[unit->full_edges.n_reads - 1] -= FSDP__SLOTS;
     if (unit->aliased) fsdp__note_read(&unit->master_edges, s);
     unit->n_open[backward]--;
     model->n_open--;

@@ -21,13 +21,13 @@ static void fetch_lines(const fsdp_unit *unit)
 
 bool fsdp__is_gathered(const fsdp_unit *unit)
 {
-    return unit->full_bytes == 0 || (unit->full != NULL && unit->full_version == unit->version);
+    return unit->full_bytes == 0 ||
+           (unit->full != NULL && (unit->full_version == unit->version || FSDP__MUTATED(STALE_KEPT)));
 }
 
 uint64_t fsdp__full_begin(const fsdp_unit *unit)
 {
-    if (FSDP__MUTATED(FSDP__MUTANT_WRONG_PLACE))
-        return (uint64_t)(uintptr_t)fsdp__allocator_base(unit->model->gather_pool);
+    if (FSDP__MUTATED(GATHER_WRONG_PLACE)) return (uint64_t)(uintptr_t)fsdp__allocator_base(unit->model->gather_pool);
     return unit->full->begin;
 }
 
@@ -77,23 +77,26 @@ static bool evict(fsdp_model *model)
     for (fsdp_unit *unit = model->newest_gathered; unit != NULL; unit = unit->older) {
         if (unit->n_open[0] + unit->n_open[1] > 0) continue;
         uint32_t next = next_visit(model, unit);
-        if (victim != NULL && next <= farthest) continue;
+        if (victim != NULL && (FSDP__MUTATED(EVICT_NEAREST) ? next >= farthest : next <= farthest)) continue;
         victim = unit;
         farthest = next;
     }
-    if (victim != NULL) fsdp__reshard(victim);
-    return victim != NULL;
+    if (victim == NULL) return false;
+    fsdp__allocator_note(model->gather_pool, FSDP__ALLOC_EVENT_EVICT, victim->full, 0, victim->name);
+    fsdp__reshard(victim);
+    return true;
 }
 
 static fsdp_status fail_no_place(const fsdp_unit *unit)
 {
     const fsdp_model *model = unit->model;
     char text[4096] = "";
+    fsdp__allocator_note(model->gather_pool, FSDP__ALLOC_EVENT_OUT_OF_MEMORY, NULL, unit->full_bytes, unit->name);
     fsdp__allocator_describe(model->gather_pool, text, sizeof text);
     return fsdp__fail(
         FSDP_ERR_NO_MEMORY,
         "unit %s: %llu bytes have no place in the gather range of %llu: this visit is not the pass's next "
-        "one, and the open units leave no gap. Close units, or declare this order as a pass\n%s",
+        "one, and the open units leave no gap. Close units, or declare this order as a pass%s",
         unit->name, (unsigned long long)unit->full_bytes, (unsigned long long)model->plan.memory.gather, text);
 }
 
@@ -163,8 +166,8 @@ static fsdp_status gather(fsdp_unit *unit, uint64_t planned, bool needed_now)
         FSDP_TRY(take_buffer(unit, planned, needed_now, &need, &found));
         if (!found) return FSDP_OK;
     }
-    if (FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_USED)) memset(&need, 0, sizeof need);
-    if (!FSDP__MUTATED(FSDP__MUTANT_NO_WAIT_UPDATED)) fsdp__need_read(&need, &unit->master_edges);
+    if (FSDP__MUTATED(GATHER_NO_WAIT_USED)) memset(&need, 0, sizeof need);
+    if (!FSDP__MUTATED(GATHER_NO_WAIT_UPDATED)) fsdp__need_read(&need, &unit->master_edges);
     fsdp__need_write(&need, &unit->full_edges); /* a held buffer that is written again */
     fsdp_status status = fsdp__wait_need(lane, &need);
     if (status == FSDP_OK) {
@@ -211,9 +214,8 @@ fsdp_status fsdp__gather_ahead(fsdp_model *model)
 void fsdp__reshard(fsdp_unit *unit)
 {
     assert(unit->full != NULL && !fsdp__unit_held(unit));
-    fsdp__edges_clock(&unit->full_edges, &unit->full->use);
-    if (unit->full_edges.written == 0) unit->full->use = unit->full->guard; /* never touched: its guard is passed on */
-    fsdp__allocator_give(unit->model->gather_pool, unit->full, false);
+    fsdp__allocator_use(unit->model->gather_pool, unit->full, &unit->full_edges);
+    fsdp__allocator_give(unit->model->gather_pool, unit->full);
     unit->full = NULL;
     unlink_gathered(unit);
     if (unit->ahead) unit->model->stats.unused_gathers++;
@@ -238,6 +240,7 @@ static bool lies_in_place(const fsdp_model *model, const fsdp_unit *unit)
 bool fsdp__stays(const fsdp_unit *unit)
 {
     const fsdp_model *model = unit->model;
+    if (FSDP__MUTATED(KEPT_GIVEN_BACK)) return false;
     return fsdp__schedule_keeps(&model->schedule, &model->cursor, unit->index) && lies_in_place(model, unit);
 }
 
@@ -254,6 +257,6 @@ void fsdp__reshard_stale(fsdp_model *model)
 {
     for (fsdp_unit *unit = model->newest_gathered, *older; unit != NULL; unit = older) {
         older = unit->older;
-        if (unit->full_version != unit->version) fsdp__reshard(unit);
+        if (unit->full_version != unit->version && !FSDP__MUTATED(STALE_KEPT)) fsdp__reshard(unit);
     }
 }

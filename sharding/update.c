@@ -5,6 +5,7 @@
 
 #include "lib/check.h"
 #include "lib/device.h"
+#include "lib/mutate.h"
 #include "lib/stream.h"
 #include "sharding/unshard.h"
 
@@ -49,8 +50,8 @@ fsdp_status fsdp__update_begin(fsdp_model *model, fsdp_stream *s)
     for (size_t i = 0; i < model->n_units; i++) {
         fsdp_unit *unit = model->units[i];
         unit->updated = false;
-        fsdp__need_read(&need, &unit->gradient_edges);
-        fsdp__need_write(&need, &unit->master_edges);
+        if (!FSDP__MUTATED(UPDATE_NO_WAIT_REDUCED)) fsdp__need_read(&need, &unit->gradient_edges);
+        if (!FSDP__MUTATED(UPDATE_NO_WAIT_GATHERS)) fsdp__need_write(&need, &unit->master_edges);
         if (model->update_due && !unit->reduced) fsdp__need_write(&need, &unit->gradient_edges);
     }
     FSDP_TRY(fsdp__wait_need(s, &need));
@@ -91,6 +92,8 @@ fsdp_status fsdp__update_end(fsdp_model *model, fsdp_stream *s)
     model->n_updates++;
     model->stats.steps++;
     fsdp__reshard_stale(model);
+    model->stats.gather_trace = fsdp__allocator_step(model->gather_pool);
+    model->stats.grad_trace = fsdp__allocator_step(model->grad_pool);
 
     /* The next pass is entered with nothing gathered but held units: these first, then the first `depth` visits. */
     bool known = model->pass != NULL && model->args.next != FSDP_PASS_NONE;

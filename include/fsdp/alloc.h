@@ -50,11 +50,12 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocat
 
 /** @p stream, too, uses the block until it is freed: what it is given up to free() comes before the next owner.
  *  (PyTorch's recordStream.) The caller has ordered @p stream after the block's allocation, or the call does: it adds
- *  that wait if it is missing. Errors: ARG (a pointer that is no live block). */
+ *  that wait if it is missing. Errors: ARG (a pointer that is no live block); NO_HOST_MEMORY (the block has had two streams
+ *  already, and there is no memory to note a third; nothing has changed). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_record_stream(fsdp_allocator *allocator, void *ptr, fsdp_stream *stream);
 
 /** The narrow form: @p stream uses the block for what it was given until now, and no more. For code that knows its last
- *  use: submit, then this, then free at any time. Errors: ARG. */
+ *  use: submit, then this, then free at any time. Errors: as record_stream. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_record_use(fsdp_allocator *allocator, void *ptr, fsdp_stream *stream);
 
 /** Give it back, at once, from any thread, without a device call. NULL is nothing.

@@ -131,9 +131,12 @@ typedef struct fsdp_model_stats {
     uint64_t over_budget;      /**< prefetches left out because of prefetch_bytes */
     uint64_t no_room;          /**< prefetches left out because their planned bytes were still in use */
     uint64_t off_plan_places;  /**< gathers placed by best fit */
+    uint64_t gather_trace, grad_trace; /**< hash of every place in the pool that was handed out from the update before the
+                                            last one to the last: offset, bytes, stream, and which streams it waits for.
+                                            Equal on every rank; from the second step on the same for equal steps */
 } fsdp_model_stats;
 
-#define FSDP_MODEL_STATS_INIT {sizeof(fsdp_model_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_MODEL_STATS_INIT {sizeof(fsdp_model_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_stats_get(const fsdp_model *model, fsdp_model_stats *out_stats);
 

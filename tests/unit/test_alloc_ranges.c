@@ -52,12 +52,12 @@ static void metered_free(void *arg, void *ptr, size_t bytes, size_t alignment)
 
 typedef struct cell {
     bool there, live;
-    uint64_t freed;
+    uint64_t freed, touched;
     fsdp__clock clock;
     int slot;
     bool pending;
     uint64_t fragment; /* which one it is part of */
-    uint64_t added;    /* its segment was the so manieth that was added */
+    uint64_t added;    /* the number of its segment */
 } cell;
 
 typedef struct world {
@@ -67,7 +67,8 @@ typedef struct world {
     cell cell[UNITS];
     fsdp__block *block[MAX_BLOCKS]; /* live */
     int n_blocks;
-    uint64_t n_freed, n_fragments, n_added, random;
+    uint32_t number[SEGMENTS];
+    uint64_t n_freed, n_fragments, random;
 } world;
 
 static uint64_t draw(world *w, uint64_t below)
@@ -96,7 +97,7 @@ static int unit_at(uint64_t begin)
 /* A maximal free run of units of one segment. */
 typedef struct run {
     int unit, n;
-    uint64_t freed, added;
+    uint64_t touched, added;
 } run;
 
 static int list_runs(const world *w, run *runs)
@@ -106,34 +107,34 @@ static int list_runs(const world *w, run *runs)
         const cell *c = &w->cell[i];
         if (!c->there || c->live) continue;
         bool goes_on = i % SEGMENT_UNITS != 0 && w->cell[i - 1].there && !w->cell[i - 1].live;
-        if (!goes_on) runs[n++] = (run){i, 0, 0, c->added};
+        if (!goes_on) runs[n++] = (run){i, 0, c->touched, c->added};
         runs[n - 1].n++;
-        if (c->freed > runs[n - 1].freed) runs[n - 1].freed = c->freed;
     }
     return n;
 }
 
-/* By size, then freed, then age of the segment, then address. */
+/* By size, then the last free() that touched it, then age of the segment, then address. */
 static int compare_runs(const void *a, const void *b)
 {
     const run *x = a, *y = b;
     if (x->n != y->n) return x->n < y->n ? -1 : 1;
-    if (x->freed != y->freed) return x->freed < y->freed ? -1 : 1;
+    if (x->touched != y->touched) return x->touched < y->touched ? -1 : 1;
     if (x->added != y->added) return x->added < y->added ? -1 : 1;
     return address(x->unit) < address(y->unit) ? -1 : 1;
 }
 
-static void assert_clock_of(const world *w, const fsdp__clock *clock, uint64_t newest, int unit, int n)
+static void assert_frontier(const fsdp__frontier *f, const fsdp__clock *want)
+{
+    fsdp__clock clock;
+    fsdp__frontier_clock(f, &clock);
+    assert_memory_equal(&clock, want, sizeof clock);
+}
+
+static fsdp__clock clock_of(const world *w, int unit, int n)
 {
     fsdp__clock want = {{0}};
-    uint64_t freed = 0;
-    for (int i = unit; i < unit + n; i++) {
-        for (int t = 0; t < FSDP__SLOTS; t++)
-            if (w->cell[i].clock.at[t] > want.at[t]) want.at[t] = w->cell[i].clock.at[t];
-        if (w->cell[i].freed > freed) freed = w->cell[i].freed;
-    }
-    assert_memory_equal(clock, &want, sizeof want);
-    assert_int_equal(newest, freed);
+    for (int i = unit; i < unit + n; i++) fsdp__clock_max(&want, &w->cell[i].clock, FSDP__SLOTS);
+    return want;
 }
 
 /* Every free range, in the order in which an allocation looks at them, with the fragments that it ought to have. */
@@ -143,13 +144,14 @@ static void check_free(world *w)
     int n = list_runs(w, runs);
     qsort(runs, (size_t)n, sizeof *runs, compare_runs);
     fsdp__block *range = fsdp__ranges_best(&w->ranges, 1);
-    for (int i = 0; i < n; i++, range = fsdp__ranges_next(range)) {
+    for (int i = 0; i < n; i++, range = fsdp__ranges_next(&w->ranges, range)) {
         assert_non_null(range);
         assert_int_equal(range->begin, address(runs[i].unit));
-        assert_int_equal(range->bytes, runs[i].n * UNIT);
-        assert_int_equal(range->freed, runs[i].freed);
+        assert_int_equal(range->range_bytes, runs[i].n * UNIT);
+        assert_int_equal(range->range_freed, runs[i].touched);
+        assert_ptr_equal(range->last->last, range);
         uint64_t end = range->begin;
-        for (const fsdp__fragment *f = range->fragments; f != NULL; f = f->next) {
+        for (const fsdp__block *f = range;; f = f->after) {
             assert_int_equal(f->begin, end);
             end += f->bytes;
             for (uint64_t at = f->begin; at < end; at += UNIT) {
@@ -157,10 +159,11 @@ static void check_free(world *w)
                 assert_int_equal(f->freed, c->freed);
                 assert_int_equal(f->pending, c->pending);
                 assert_int_equal(f->slot, c->slot);
-                assert_memory_equal(&f->clock, &c->clock, sizeof c->clock);
+                assert_frontier(&f->use, &c->clock);
             }
+            if (f == range->last) break;
         }
-        assert_int_equal(end, range->begin + range->bytes);
+        assert_int_equal(end, range->begin + range->range_bytes);
     }
     assert_null(range);
 }
@@ -173,8 +176,8 @@ static void check_pending(world *w)
     assert_int_equal(w->ranges.pending_bytes, all);
     for (int t = 0; t < FSDP__SLOTS; t++) {
         uint64_t bytes = 0;
-        const fsdp__fragment *last = NULL;
-        for (const fsdp__fragment *f = w->ranges.oldest_pending[t]; f != NULL; last = f, f = f->newer) {
+        const fsdp__block *last = NULL;
+        for (const fsdp__block *f = w->ranges.oldest_pending[t]; f != NULL; last = f, f = f->newer) {
             assert_true(f->pending && f->slot == t && f->older == last);
             bytes += f->bytes;
         }
@@ -185,7 +188,7 @@ static void check_pending(world *w)
     assert_int_equal(listed, all);
 }
 
-/* Blocks of a segment follow one another without a gap, and no two free ones are neighbours. */
+/* Blocks of a segment follow one another without a gap. */
 static void check_neighbours(world *w)
 {
     for (int i = 0; i < w->n_blocks; i++) {
@@ -194,7 +197,6 @@ static void check_neighbours(world *w)
         for (; b->after != NULL; b = b->after) {
             assert_ptr_equal(b->after->before, b);
             assert_int_equal(b->after->begin, b->begin + b->bytes);
-            assert_true(b->live || b->after->live);
         }
     }
     assert_int_equal(w->ranges.n_live, w->n_blocks);
@@ -204,13 +206,17 @@ static void check_neighbours(world *w)
 
 static void add_segment(world *w, int s)
 {
-    assert_int_equal(fsdp__ranges_reserve(&w->ranges, 1), FSDP_OK);
-    fsdp__ranges_add(&w->ranges, segment_begin[s], SEGMENT_UNITS * UNIT);
-    for (int i = s * SEGMENT_UNITS; i < (s + 1) * SEGMENT_UNITS; i++) w->cell[i] = (cell){.there = true, .slot = -1};
+    uint32_t number;
+    assert_int_equal(fsdp__ranges_reserve(&w->ranges), FSDP_OK);
+    assert_int_equal(fsdp__ranges_reserve_segment(&w->ranges, &number), FSDP_OK);
+    for (int k = 0; k < SEGMENTS; k++) assert_false(w->cell[k * SEGMENT_UNITS].there && w->number[k] == number);
+    w->number[s] = number;
+    fsdp__ranges_add(&w->ranges, number, segment_begin[s], SEGMENT_UNITS * UNIT);
     for (int i = s * SEGMENT_UNITS; i < (s + 1) * SEGMENT_UNITS; i++)
-        w->cell[i].fragment = w->n_fragments, w->cell[i].added = w->n_added;
+        w->cell[i] = (cell){.there = true, .slot = FSDP__NO_SLOT};
+    for (int i = s * SEGMENT_UNITS; i < (s + 1) * SEGMENT_UNITS; i++)
+        w->cell[i].fragment = w->n_fragments, w->cell[i].added = number;
     w->n_fragments++;
-    w->n_added++;
 }
 
 static bool segment_is_free(const world *w, int s)
@@ -222,9 +228,8 @@ static bool segment_is_free(const world *w, int s)
 
 static void drop_segment(world *w, int s)
 {
-    fsdp__block *range = fsdp__ranges_at(&w->ranges, segment_begin[s], SEGMENT_UNITS * UNIT);
-    assert_non_null(range);
-    fsdp__ranges_drop(&w->ranges, range);
+    assert_true(fsdp__ranges_is_free(&w->ranges, w->number[s]));
+    fsdp__ranges_drop(&w->ranges, w->number[s]);
     memset(&w->cell[s * SEGMENT_UNITS], 0, SEGMENT_UNITS * sizeof(cell));
 }
 
@@ -237,18 +242,16 @@ static void take(world *w)
     assert_int_equal(range != NULL, free_there);
     if (range == NULL || w->n_blocks == MAX_BLOCKS) return;
 
-    fsdp__clock clock;
-    uint64_t newest = fsdp__ranges_clock(range, address(unit), (uint64_t)n * UNIT, &clock);
-    assert_clock_of(w, &clock, newest, unit, n);
-    assert_int_equal(fsdp__ranges_reserve(&w->ranges, 2), FSDP_OK);
+    fsdp__clock clock = clock_of(w, unit, n);
+    assert_int_equal(fsdp__ranges_reserve(&w->ranges), FSDP_OK);
     fsdp__block *block = fsdp__ranges_take(&w->ranges, range, address(unit), (uint64_t)n * UNIT);
     assert_true(block->live && block->begin == address(unit) && block->bytes == (uint64_t)n * UNIT);
     assert_int_equal(block->until_free, 0);
-    assert_memory_equal(&block->guard, &clock, sizeof clock);
-    for (int t = 0; t < FSDP__SLOTS; t++) assert_int_equal(block->use.at[t], 0);
+    assert_frontier(&block->guard, &clock);
+    assert_frontier(&block->use, &(fsdp__clock){{0}});
     for (int i = unit; i < unit + n; i++)
-        w->cell[i] = (cell){.there = true, .live = true, .slot = -1, .added = w->cell[i].added};
-    block->slot = (int)draw(w, 3);
+        w->cell[i] = (cell){.there = true, .live = true, .slot = FSDP__NO_SLOT, .added = w->cell[i].added};
+    block->slot = (uint8_t)draw(w, 3);
     w->block[w->n_blocks++] = block;
 }
 
@@ -258,18 +261,35 @@ static bool same_fragment(const world *w, int i, int k)
     return a->there && b->there && !a->live && !b->live && a->fragment == b->fragment;
 }
 
-/* Fragments that touch between cells border − 1 and border become one if only their age differs: the newer one counts. */
-static void join(world *w, int border)
+/* Fragments that touch between cells border − 1 and border become one if only their age differs: the newer one counts. What
+ * is known of the one just given (its cell is `given`) is then true of its neighbour. */
+static void join(world *w, int border, int given)
 {
     if (border % SEGMENT_UNITS == 0) return;
     const cell *a = &w->cell[border - 1], *b = &w->cell[border];
-    if (!a->there || a->live || b->live || a->slot != b->slot || a->pending != b->pending) return;
+    if (!a->there || a->live || b->live || a->slot != b->slot) return;
     if (memcmp(&a->clock, &b->clock, sizeof a->clock) != 0) return;
+    int neighbour = given < border ? border : border - 1;
+    for (int i = neighbour; !w->cell[given].pending && same_fragment(w, i, neighbour);
+         i += neighbour - given > 0 ? 1 : -1) {
+        w->cell[i].pending = false;
+        if (i % SEGMENT_UNITS == (neighbour > given ? SEGMENT_UNITS - 1 : 0)) break;
+    }
+    if (a->pending != b->pending) return;
     uint64_t freed = a->freed > b->freed ? a->freed : b->freed, fragment = w->n_fragments++;
     int begin = border - 1, end = border + 1;
     while (begin % SEGMENT_UNITS != 0 && same_fragment(w, begin - 1, border - 1)) begin--;
     while (end % SEGMENT_UNITS != 0 && same_fragment(w, end, border)) end++;
     for (int i = begin; i < end; i++) w->cell[i].freed = freed, w->cell[i].fragment = fragment;
+}
+
+/* The whole run that the unit is in. */
+static void touch(world *w, int unit)
+{
+    int begin = unit / SEGMENT_UNITS * SEGMENT_UNITS, end = begin + SEGMENT_UNITS, from = unit, to = unit + 1;
+    while (from > begin && !w->cell[from - 1].live) from--;
+    while (to < end && !w->cell[to].live) to++;
+    for (int i = from; i < to; i++) w->cell[i].touched = w->n_freed;
 }
 
 static void give(world *w)
@@ -278,22 +298,26 @@ static void give(world *w)
     int i = (int)draw(w, (uint64_t)w->n_blocks);
     fsdp__block *block = w->block[i];
     w->block[i] = w->block[--w->n_blocks];
-    if (draw(w, 3) == 0) block->use.at[draw(w, FSDP__SLOTS)] = draw(w, 1000);
-    block->use.at[draw(w, 3)] = 1 + draw(w, 3); /* equal clocks are frequent, as they are in life */
+    fsdp__clock clock = {{0}};
+    for (uint64_t k = draw(w, 4); k > 0; k--) clock.at[draw(w, FSDP__SLOTS)] = draw(w, 1000);
+    clock.at[draw(w, 3)] = 1 + draw(w, 3); /* equal clocks are frequent, as they are in life */
+    assert_int_equal(fsdp__wides_reserve(&w->ranges.wides, 1), FSDP_OK);
+    fsdp__frontier_raise(&w->ranges.wides, &block->use, &clock);
     bool pending = draw(w, 2) == 0;
-    cell freed = {true, false, ++w->n_freed, block->use, block->slot, pending, w->n_fragments++, 0};
+    cell freed = {true, false, ++w->n_freed, 0, clock, block->slot, pending, w->n_fragments++, 0};
     int unit = unit_at(block->begin), n = (int)(block->bytes / UNIT);
     freed.added = w->cell[unit].added;
     for (int u = unit; u < unit + n; u++) w->cell[u] = freed;
     fsdp__ranges_give(&w->ranges, block, pending); /* never fails, never takes host memory */
-    if (unit + n < UNITS) join(w, unit + n);
-    join(w, unit);
+    if (unit + n < UNITS) join(w, unit + n, unit);
+    join(w, unit, unit);
+    touch(w, unit);
 }
 
 static void settle(world *w)
 {
     int slot = (int)draw(w, 3);
-    fsdp__fragment *f = w->ranges.oldest_pending[slot];
+    fsdp__block *f = w->ranges.oldest_pending[slot];
     for (uint64_t k = draw(w, 3); f != NULL && k > 0; k--) f = f->newer;
     if (f == NULL) return;
     for (uint64_t at = f->begin; at < f->begin + f->bytes; at += UNIT) w->cell[unit_at(at)].pending = false;
@@ -315,11 +339,11 @@ static void best(world *w)
 static void open_world(world *w, uint64_t seed)
 {
     memset(w, 0, sizeof *w);
-    const fsdp_host_allocator none = {NULL, NULL, NULL};
+    const fsdp_host_allocator none = {NULL, NULL, NULL, NULL};
     assert_int_equal(fsdp__host_allocator_resolve(&none, &w->meter.libc), FSDP_OK);
-    w->host = (fsdp_host_allocator){metered_alloc, metered_free, &w->meter};
+    w->host = (fsdp_host_allocator){metered_alloc, metered_free, &w->meter, NULL};
     w->random = seed;
-    fsdp__ranges_init(&w->ranges, &w->host);
+    fsdp__ranges_init(&w->ranges, &w->host, true);
 }
 
 static void close_world(world *w)
@@ -366,7 +390,7 @@ static void the_map_answers_as_a_map_of_units(void **state)
 
 static fsdp__block *take_units(world *w, int unit, int n)
 {
-    assert_int_equal(fsdp__ranges_reserve(&w->ranges, 2), FSDP_OK);
+    assert_int_equal(fsdp__ranges_reserve(&w->ranges), FSDP_OK);
     fsdp__block *range = fsdp__ranges_at(&w->ranges, address(unit), (uint64_t)n * UNIT);
     assert_non_null(range);
     fsdp__block *block = fsdp__ranges_take(&w->ranges, range, address(unit), (uint64_t)n * UNIT);
@@ -382,21 +406,19 @@ static void merged_ranges_keep_each_clock_to_its_bytes(void **state)
     add_segment(&w, 0);
     fsdp__block *block[3];
     for (int i = 0; i < 3; i++) block[i] = take_units(&w, 4 * i, 4);
-    for (int i = 0; i < 3; i++) block[i]->use.at[i] = 10;
+    for (int i = 0; i < 3; i++) fsdp__frontier_add(&w.ranges.wides, &block[i]->use, i, 10);
     for (int i = 2; i >= 0; i--) fsdp__ranges_give(&w.ranges, block[i], false);
     /* One range again; the middle one's bytes alone need the middle one's clock alone. */
     fsdp__block *middle = take_units(&w, 4, 4);
-    assert_int_equal(middle->guard.at[0], 0);
-    assert_int_equal(middle->guard.at[1], 10);
-    assert_int_equal(middle->guard.at[2], 0);
+    assert_frontier(&middle->guard, &(fsdp__clock){{0, 10, 0}});
     /* Half of the first and nothing else; then the rest of it, and what was never used. */
     fsdp__block *half = take_units(&w, 0, 2), *rest = take_units(&w, 2, 2), *fresh = take_units(&w, 50, 4);
-    assert_int_equal(half->guard.at[0], 10);
-    assert_int_equal(rest->guard.at[0], 10);
-    assert_int_equal(fresh->guard.at[0] + fresh->guard.at[1] + fresh->guard.at[2], 0);
+    assert_frontier(&half->guard, &(fsdp__clock){{10}});
+    assert_frontier(&rest->guard, &(fsdp__clock){{10}});
+    assert_frontier(&fresh->guard, &(fsdp__clock){{0}});
     /* Across the border of the third and the unused: the third's. */
     fsdp__block *across = take_units(&w, 11, 4);
-    assert_int_equal(across->guard.at[2], 10);
+    assert_frontier(&across->guard, &(fsdp__clock){{0, 0, 10}});
     close_world(&w);
 }
 
@@ -413,7 +435,7 @@ static void among_equals_the_one_freed_longest_ago_comes_first(void **state)
     fsdp__ranges_give(&w.ranges, block[6], false);
     const int order[] = {4, 2, 6};
     fsdp__block *range = fsdp__ranges_best(&w.ranges, 12 * UNIT);
-    for (int i = 0; i < 3; i++, range = fsdp__ranges_next(range))
+    for (int i = 0; i < 3; i++, range = fsdp__ranges_next(&w.ranges, range))
         assert_int_equal(range->begin, address(12 * order[i]));
     assert_null(range);
     close_world(&w);
@@ -428,8 +450,8 @@ static void among_unused_segments_the_one_added_first_comes_first(void **state)
     add_segment(&w, 2), add_segment(&w, 0), add_segment(&w, 3);
     fsdp__block *range = fsdp__ranges_best(&w.ranges, 1);
     assert_int_equal(range->begin, segment_begin[2]);
-    assert_int_equal((range = fsdp__ranges_next(range))->begin, segment_begin[0]);
-    assert_int_equal((range = fsdp__ranges_next(range))->begin, segment_begin[3]);
+    assert_int_equal((range = fsdp__ranges_next(&w.ranges, range))->begin, segment_begin[0]);
+    assert_int_equal((range = fsdp__ranges_next(&w.ranges, range))->begin, segment_begin[3]);
     close_world(&w);
 }
 
@@ -441,13 +463,13 @@ static void blocks_that_only_age_tells_apart_leave_one_fragment(void **state)
     add_segment(&w, 0);
     fsdp__block *block[SEGMENT_UNITS];
     for (int i = 0; i < SEGMENT_UNITS; i++) block[i] = take_units(&w, i, 1);
-    for (int i = 0; i < SEGMENT_UNITS; i++) block[i]->use.at[0] = i < 48 ? 7 : 8;
+    for (int i = 0; i < SEGMENT_UNITS; i++) fsdp__frontier_add(&w.ranges.wides, &block[i]->use, 0, i < 48 ? 7 : 8);
     for (int i = 0; i < SEGMENT_UNITS; i += 2) fsdp__ranges_give(&w.ranges, block[i], i >= 48);
     for (int i = 1; i < SEGMENT_UNITS; i += 2) fsdp__ranges_give(&w.ranges, block[i], i >= 48);
-    const fsdp__fragment *f = fsdp__ranges_best(&w.ranges, 1)->fragments;
+    const fsdp__block *f = fsdp__ranges_best(&w.ranges, 1);
     assert_int_equal(f->bytes, 48 * UNIT);
-    assert_int_equal(f->next->bytes, 48 * UNIT);
-    assert_null(f->next->next);
+    assert_int_equal(f->after->bytes, 48 * UNIT);
+    assert_null(f->after->after);
     assert_int_equal(w.ranges.pending_bytes, 48 * UNIT);
     fsdp__ranges_settle(&w.ranges, w.ranges.oldest_pending[0]);
     assert_int_equal(w.ranges.pending_bytes, 0);
@@ -475,11 +497,11 @@ static void a_reserve_without_host_memory_changes_nothing(void **state)
     world w;
     open_world(&w, 1);
     w.meter.empty = true;
-    assert_int_equal(fsdp__ranges_reserve(&w.ranges, 2), FSDP_ERR_NO_HOST_MEMORY);
+    assert_int_equal(fsdp__ranges_reserve(&w.ranges), FSDP_ERR_NO_HOST_MEMORY);
     assert_non_null(strstr(fsdp_last_error(), "no host memory"));
-    assert_int_equal(w.ranges.n_spare_blocks + w.ranges.n_spare_fragments, 0);
+    assert_int_equal(w.ranges.n_spare + w.ranges.wides.n_spare, 0);
     w.meter.empty = false;
-    assert_int_equal(fsdp__ranges_reserve(&w.ranges, 2), FSDP_OK);
+    assert_int_equal(fsdp__ranges_reserve(&w.ranges), FSDP_OK);
     close_world(&w);
 }
 

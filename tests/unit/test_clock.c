@@ -12,8 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "clock.h"
 #include "context.h"
+#include "frontier.h"
 #include "fsdp/fsdp.h"
 
 enum { A, B, C, D, STREAMS };
@@ -68,24 +68,21 @@ static fsdp__fence fence_on(fsdp_stream *s)
 
 static void stand_for(fsdp_stream *s, const fsdp__fence *fence) { OK(fsdp__wait_fence(s, fence, FSDP_REASON_CALLER)); }
 
-static fsdp__clock at(const fsdp_stream *s, uint64_t epoch)
-{
-    fsdp__clock clock = {{0}};
-    clock.at[s->slot] = epoch;
-    return clock;
-}
-
 static bool covered(const fsdp_stream *s, const fsdp_stream *other, uint64_t epoch)
 {
-    fsdp__clock clock = at(other, epoch);
-    return fsdp__covered(s, &clock);
+    return epoch <= s->ctx->clocks.now[s->slot].at[other->slot];
+}
+
+static void add_need(fsdp__need *n, const fsdp_stream *s, const fsdp_stream *other, uint64_t epoch, fsdp_reason reason)
+{
+    fsdp__frontier f = {{fsdp__point_of(other->slot, epoch), 0}, NULL};
+    fsdp__need_frontier(n, &f, &s->ctx->clocks.now[s->slot], reason);
 }
 
 static void need(fsdp_stream *s, const fsdp_stream *other, uint64_t epoch)
 {
     fsdp__need n = {0};
-    fsdp__clock clock = at(other, epoch);
-    fsdp__need_clock(&n, &clock, s, FSDP_REASON_REUSE);
+    add_need(&n, s, other, epoch, FSDP_REASON_REUSE);
     OK(fsdp__wait_need(s, &n));
     assert_true(covered(s, other, epoch));
 }
@@ -209,13 +206,12 @@ static void one_fence_may_stand_for_several(void **state)
     fsdp__fence of_b = fence_on(r->s[B]);
     assert_calls(r, 3, 2);
     fsdp__need n = {0};
-    fsdp__clock clock = at(r->s[A], of_a.epoch);
-    clock.at[r->s[B]->slot] = of_b.epoch;
-    clock.at[r->s[C]->slot] = of_c.epoch;
-    fsdp__need_clock(&n, &clock, r->s[D], FSDP_REASON_REUSE);
+    add_need(&n, r->s[D], r->s[A], of_a.epoch, FSDP_REASON_REUSE);
+    add_need(&n, r->s[D], r->s[B], of_b.epoch, FSDP_REASON_REUSE);
+    add_need(&n, r->s[D], r->s[C], of_c.epoch, FSDP_REASON_REUSE);
     OK(fsdp__wait_need(r->s[D], &n));
     assert_calls(r, 0, 1); /* b's, whose snapshot has the others */
-    assert_true(fsdp__covered(r->s[D], &clock));
+    assert_true(covered(r->s[D], r->s[A], of_a.epoch) && covered(r->s[D], r->s[C], of_c.epoch));
 }
 
 static void a_need_keeps_the_maximum_and_its_reason(void **state)
@@ -224,11 +220,10 @@ static void a_need_keeps_the_maximum_and_its_reason(void **state)
     fsdp_trace *trace;
     OK(fsdp_trace_start(r->ctx, 100, &trace));
     fsdp__fence first = fence_on(r->s[A]), second = fence_on(r->s[A]);
-    fsdp__clock low = at(r->s[A], first.epoch), high = at(r->s[A], second.epoch);
     fsdp__need n = {0};
-    fsdp__need_clock(&n, &low, r->s[B], FSDP_REASON_READ);
-    fsdp__need_clock(&n, &high, r->s[B], FSDP_REASON_REUSE);
-    fsdp__need_clock(&n, &low, r->s[B], FSDP_REASON_WRITE);
+    add_need(&n, r->s[B], r->s[A], first.epoch, FSDP_REASON_READ);
+    add_need(&n, r->s[B], r->s[A], second.epoch, FSDP_REASON_REUSE);
+    add_need(&n, r->s[B], r->s[A], first.epoch, FSDP_REASON_WRITE);
     OK(fsdp__wait_need(r->s[B], &n));
     const fsdp_trace_record *wait = fsdp_trace_at(trace, fsdp_trace_count(trace) - 1);
     assert_int_equal(wait->kind, FSDP_RECORD_WAIT);
@@ -309,16 +304,15 @@ static void what_a_released_stream_ran_is_covered_for_everybody(void **state)
     int slot = r->s[A]->slot;
     fence_on(r->s[A]);
     uint64_t used = fsdp__epoch(r->s[A]);
-    fsdp__clock clock = at(r->s[A], used);
     OK(fsdp_stream_release(r->s[A]));
     r->s[A] = NULL;
-    for (int i = B; i < STREAMS; i++) assert_true(fsdp__covered(r->s[i], &clock));
+    for (int i = B; i < STREAMS; i++) assert_true(used <= r->ctx->clocks.now[r->s[i]->slot].at[slot]);
     assert_calls(r, 1, 0);
 
     OK(fsdp_stream_create(r->ctx, "next", &r->s[A]));
     assert_int_equal(r->s[A]->slot, slot);
     assert_true(fsdp__epoch(r->s[A]) > used); /* the slot's time goes on */
-    assert_true(fsdp__covered(r->s[A], &clock));
+    assert_true(used <= r->ctx->clocks.now[slot].at[slot]);
     uint64_t next = fsdp__epoch(r->s[A]);
     assert_false(covered(r->s[B], r->s[A], next));
     need(r->s[B], r->s[A], next);

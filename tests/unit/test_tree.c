@@ -69,8 +69,12 @@ static void sorted_remove(sorted *s, size_t i)
 
 static item *first_from(const fsdp__tree *tree, uint64_t key)
 {
-    item probe = {.key = key};
-    return item_of(fsdp__tree_lower_bound(tree, &probe.node));
+    item *found = NULL;
+    for (fsdp__tree_node *node = tree->root; node != NULL;) {
+        if (item_of(node)->key < key) node = node->right;
+        else found = item_of(node), node = node->left;
+    }
+    return found;
 }
 
 /* Below node: parents fit, order fits, no child before its parent. Returns the height. */
@@ -87,7 +91,7 @@ static int check_shape(const fsdp__tree_node *node, const fsdp__tree_node *paren
 
 static void check_all(const fsdp__tree *tree, const sorted *s)
 {
-    fsdp__tree_node *node = item_of(tree->root) != NULL ? &first_from(tree, 0)->node : NULL;
+    fsdp__tree_node *node = fsdp__tree_first(tree);
     for (size_t i = 0; i < s->n; i++, node = fsdp__tree_next(node)) assert_ptr_equal(item_of(node), s->at[i]);
     assert_null(node);
     check_shape(tree->root, NULL);
@@ -99,11 +103,11 @@ static void a_tree_answers_as_a_sorted_array(void **state)
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         static item pool[MAX_NODES];
         sorted s = {.n = 0};
-        fsdp__tree tree = {.less = less_key};
+        fsdp__tree tree = {NULL};
         item *unused[MAX_NODES];
         size_t n_unused = MAX_NODES;
         for (size_t i = 0; i < MAX_NODES; i++) unused[i] = &pool[i];
-        uint64_t random = seed * 0x9e3779b97f4a7c15ull;
+        uint64_t serial = 0, random = seed * 0x9e3779b97f4a7c15ull;
         for (int step = 0; step < STEPS; step++) {
             uint64_t key = draw(&random) % 4096;
             size_t i = lower(&s, key);
@@ -113,7 +117,7 @@ static void a_tree_answers_as_a_sorted_array(void **state)
             if (!there && n_unused > 0 && (grows || draw(&random) % 4 == 0)) {
                 item *it = unused[--n_unused];
                 it->key = key;
-                fsdp__tree_insert(&tree, &it->node);
+                fsdp__tree_insert(&tree, &it->node, serial++, less_key);
                 sorted_insert(&s, it);
             } else if (s.n > 0 && (!grows || draw(&random) % 4 == 0)) {
                 if (i == s.n) i = 0;
@@ -138,10 +142,10 @@ static void keys_in_order_leave_the_tree_flat(void **state)
     (void)state;
     static item pool[4096];
     for (int descending = 0; descending < 2; descending++) {
-        fsdp__tree tree = {.less = less_key};
+        fsdp__tree tree = {NULL};
         for (uint64_t i = 0; i < 4096; i++) {
             pool[i].key = descending ? 4096 - i : i;
-            fsdp__tree_insert(&tree, &pool[i].node);
+            fsdp__tree_insert(&tree, &pool[i].node, i, less_key);
         }
         assert_in_range(check_shape(tree.root, NULL), 12, 48);
     }
@@ -151,11 +155,11 @@ static void the_same_calls_make_the_same_shape(void **state)
 {
     (void)state;
     static item pool[2][256];
-    fsdp__tree tree[2] = {{.less = less_key}, {.less = less_key}};
+    fsdp__tree tree[2] = {{NULL}, {NULL}};
     for (int t = 0; t < 2; t++) {
         for (uint64_t i = 0; i < 256; i++) {
             pool[t][i].key = i * 37 % 256;
-            fsdp__tree_insert(&tree[t], &pool[t][i].node);
+            fsdp__tree_insert(&tree[t], &pool[t][i].node, i, less_key);
         }
         for (int i = 0; i < 256; i += 3) fsdp__tree_remove(&tree[t], &pool[t][i].node);
     }
