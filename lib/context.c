@@ -20,6 +20,7 @@ static void close_all(fsdp_context *ctx)
         if (ctx->lanes[lane] != NULL) fsdp__stream_close(ctx->lanes[lane]);
     if (ctx->reduce_comm != ctx->comm) fsdp__comm_close(ctx->reduce_comm);
     fsdp__comm_close(ctx->comm);
+    if (ctx->dev != NULL) fsdp__pinned_close(ctx); /* no stream is left that could use it */
     fsdp__host_free(&ctx->host, ctx->votes, ctx->world, FSDP__VOTE_BYTES);
     if (ctx->side != NULL) ctx->backend->side->close(ctx->side);
     if (ctx->dev != NULL) ctx->backend->device->close(ctx->dev);
@@ -30,9 +31,11 @@ static void close_all(fsdp_context *ctx)
 
 static fsdp_status open_all(fsdp_context *ctx, const fsdp_config *config)
 {
-    fsdp_device_args dev = {sizeof dev, config->backend_config, &ctx->host, ctx->debug, ctx->timeout_ns};
+    fsdp_device_args dev = {sizeof dev,  config->backend_config, &ctx->host, ctx->debug, ctx->timeout_ns, ctx->log,
+                            ctx->log_arg};
     ctx->caps.size = sizeof ctx->caps;
     FSDP_TRY(ctx->backend->device->open(&dev, &ctx->dev, &ctx->caps));
+    FSDP_TRY(fsdp__pinned_open(ctx, &config->pinned));
     fsdp_comm_args side = {sizeof side, config->backend_config, ctx->dev, &ctx->host, 0, ctx->timeout_ns};
     FSDP_TRY(ctx->backend->side->open(&side, &ctx->side, &ctx->rank, &ctx->world));
     ctx->votes = fsdp__host_alloc(&ctx->host, ctx->world, FSDP__VOTE_BYTES);
@@ -63,6 +66,7 @@ fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ct
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.timeout_ns is 0: give a deadline in nanoseconds");
     fsdp_host_allocator host;
     FSDP_TRY(fsdp__host_allocator_resolve(&c.host, &host));
+    FSDP_TRY(fsdp__pinned_check(&c.pinned));
 
     fsdp_context *ctx = fsdp__host_alloc(&host, 1, sizeof *ctx);
     if (ctx == NULL)
@@ -91,11 +95,11 @@ fsdp_status fsdp_context_destroy(fsdp_context *ctx)
     uint32_t n = ctx->n_children;
     fsdp__unlock(ctx);
     if (n > 0)
-        return fsdp__fail(
-            FSDP_ERR_STATE,
-            "fsdp_context_destroy: %u of your models, allocators, streams, events, works or traces still live: "
-            "destroy them first",
-            n);
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "fsdp_context_destroy: %u of your models, allocators, streams, events, works, traces or "
+                          "pinned pieces still live: "
+                          "destroy them first",
+                          n);
     close_all(ctx);
     return FSDP_OK;
 }

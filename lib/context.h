@@ -7,9 +7,11 @@
 #include <stdatomic.h>
 
 #include "clock.h"
+#include "fsdp/alloc.h"
 #include "fsdp/backend.h"
 #include "fsdp/comm.h"
 #include "fsdp/context.h"
+#include "pinned.h"
 
 enum { FSDP__VOTE_BYTES = 16 };
 
@@ -31,11 +33,13 @@ struct fsdp_context {
     fsdp__clocks clocks;
     fsdp_counters counters;
     fsdp_trace *trace; /* NULL when none is on */
+    fsdp__pinned pinned;
 
     fsdp_stream *lanes[3];
     fsdp_comm *comm, *reduce_comm; /* the same unless the config asks for two */
 
-    uint32_t n_children; /* models, allocators, traces, events and streams of the caller's that still live */
+    fsdp_allocator *pools; /* all, newest first */
+    uint32_t n_children; /* models, allocators, streams, events, works, traces, pinned pieces: the caller's that live */
     atomic_int aborted;
 };
 

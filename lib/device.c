@@ -39,6 +39,24 @@ void fsdp__device_free(fsdp_context *ctx, void *ptr, uint64_t bytes, fsdp_memory
     *(kind == FSDP_MEMORY_KIND_PINNED ? &ctx->counters.pinned_bytes : &ctx->counters.device_bytes) -= bytes;
 }
 
+fsdp_status fsdp__device_take_region(fsdp_context *ctx, uint64_t bytes, void **out_ptr)
+{
+    FSDP_TRY(ctx->backend->device->mem_alloc(ctx->dev, bytes, FSDP_MEMORY_KIND_PINNED, out_ptr));
+    fsdp__lock(ctx);
+    ctx->counters.allocations++;
+    ctx->counters.pinned_bytes += bytes;
+    fsdp__unlock(ctx);
+    return FSDP_OK;
+}
+
+void fsdp__device_give_region(fsdp_context *ctx, void *ptr, uint64_t bytes)
+{
+    ctx->backend->device->mem_free(ctx->dev, ptr, bytes, FSDP_MEMORY_KIND_PINNED);
+    fsdp__lock(ctx);
+    ctx->counters.pinned_bytes -= bytes;
+    fsdp__unlock(ctx);
+}
+
 fsdp_status fsdp__device_event_create(fsdp_context *ctx, void **out_event)
 {
     FSDP_TRY(ctx->backend->device->event_create(ctx->dev, out_event));

@@ -12,6 +12,10 @@ uint64_t fsdp__device_round(const fsdp_device_caps *caps, uint64_t bytes);
 /* bytes must be rounded; 0 gives NULL. Errors: NO_MEMORY with the sizes. */
 fsdp_status fsdp__device_alloc(fsdp_context *ctx, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr);
 void fsdp__device_free(fsdp_context *ctx, void *ptr, uint64_t bytes, fsdp_memory_kind kind);
+/* Pinned memory for a heap, from any thread, the lock NOT held: it is taken to count only, since a heap has locks of its own
+ * around this call. */
+fsdp_status fsdp__device_take_region(fsdp_context *ctx, uint64_t bytes, void **out_ptr);
+void fsdp__device_give_region(fsdp_context *ctx, void *ptr, uint64_t bytes);
 
 fsdp_status fsdp__device_event_create(fsdp_context *ctx, void **out_event);
 void fsdp__device_event_destroy(fsdp_context *ctx, void *event);

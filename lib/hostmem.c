@@ -25,7 +25,7 @@ fsdp_status fsdp__host_allocator_resolve(const fsdp_host_allocator *given, fsdp_
     if ((given->alloc == NULL) != (given->free == NULL))
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.host has one of alloc and free: give both, or neither for libc");
     *out = *given;
-    if (given->alloc == NULL) *out = (fsdp_host_allocator){libc_alloc, libc_free, NULL};
+    if (given->alloc == NULL) *out = (fsdp_host_allocator){libc_alloc, libc_free, NULL, NULL};
     return FSDP_OK;
 }
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* A rank's objects: context, stream, model, first values; and the way back. */
+#ifdef GPT_WITH_JEMALLOC
+#include <fsdp/jemalloc.h>
+#endif
 #include <stdlib.h>
 
 #include "rank.h"
@@ -25,6 +28,9 @@ static fsdp_status open_context(rank *r)
     config.debug = (o->sync ? FSDP_DEBUG_SYNC : 0u) | (o->poison ? FSDP_DEBUG_POISON : 0u);
     config.log = warn;
     config.log_arg = r;
+#ifdef GPT_WITH_JEMALLOC
+    config.pinned = fsdp_jemalloc_pinned(); /* values in and out go through the same few regions */
+#endif
     TRY(fsdp_context_create(&config, &r->ctx));
     return fsdp_stream_create(r->ctx, "compute", &r->stream);
 }

@@ -111,6 +111,8 @@ typedef struct fsdp_device_args {
     const fsdp_host_allocator *host; /**< lives as long as the device */
     uint32_t debug;                  /**< FSDP_DEBUG_SYNC is the device's to do */
     uint64_t timeout_ns;
+    fsdp_log_fn log;                 /**< for warnings; NULL: dropped */
+    void *log_arg;
 } fsdp_device_args;
 
 typedef struct fsdp_device_ops {
@@ -120,6 +122,7 @@ typedef struct fsdp_device_ops {
     void (*close)(void *dev);                       /* after every stream, event and block is gone */
     fsdp_status (*mem_alloc)(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr); /* bytes > 0, granular */
     void (*mem_free)(void *dev, void *ptr, uint64_t bytes, fsdp_memory_kind kind);
+    /* Both, for PINNED on a device with data: from any thread, and not by args.host, whose locks may be held. */
     fsdp_status (*stream_create)(void *dev, const char *name, bool high_priority, void **out_stream);
     void (*stream_destroy)(void *dev, void *stream); /* waits until it is idle */
     fsdp_status (*stream_drain)(void *dev, void *stream, uint64_t timeout_ns);

@@ -16,14 +16,50 @@ extern "C" {
 typedef struct fsdp_context fsdp_context;
 typedef struct fsdp_backend fsdp_backend; /* backend.h */
 
-/** Where the library's own host memory comes from. Both functions, or neither (libc). Called from any thread. */
+/** What an allocator holds, as far as it knows; 0 is also "not known". */
+typedef struct fsdp_arena_stats {
+    size_t size;              /**< sizeof(fsdp_arena_stats) */
+    uint64_t allocated_bytes; /**< in live pieces, as the allocator rounds them */
+    uint64_t active_bytes;    /**< in pages that hold a live piece */
+    uint64_t mapped_bytes;    /**< taken from the system or the device and not given back */
+    uint64_t regions;         /**< regions of a pinned heap: takes less gives */
+    uint64_t allocs, frees;   /**< pieces so far */
+} fsdp_arena_stats;
+
+#define FSDP_ARENA_STATS_INIT {sizeof(fsdp_arena_stats), 0, 0, 0, 0, 0, 0}
+
+/** Where the library's own host memory comes from. alloc and free, or neither (libc). Called from any thread. */
 typedef struct fsdp_host_allocator {
     void *(*alloc)(void *arg, size_t bytes, size_t alignment); /**< NULL when out of memory; alignment: power of two */
     void (*free)(void *arg, void *ptr, size_t bytes, size_t alignment); /**< what alloc gave, same sizes */
     void *arg;
+    void (*stats)(void *arg, fsdp_arena_stats *out_stats);     /**< may be NULL; fills everything but size */
 } fsdp_host_allocator;
 
-/** Receives warnings (none is printed otherwise). @p text is valid during the call only. */
+/** The device's side of a pinned heap: whole regions of page-locked host memory. Callable from any thread. */
+typedef struct fsdp_pinned_source {
+    size_t size;
+    void *arg;
+    void *(*take)(void *arg, size_t bytes);           /**< page-aligned, zeroed; NULL when out of memory */
+    void (*give)(void *arg, void *ptr, size_t bytes); /**< a whole region, as taken, once */
+    size_t granularity;                               /**< bytes of a region are a multiple; a power of two */
+} fsdp_pinned_source;
+
+/** Cuts pinned pieces out of regions that the device gives (<fsdp/jemalloc.h> has one). All functions but stats, or none:
+ *  then every piece is a region of its own, as it is on sim in any case. A context opens one heap and closes it after its
+ *  last piece; alloc, free and stats are called from any thread, never with a lock of the library held, and may call the
+ *  source, which calls neither malloc nor fsdp_config.host. */
+typedef struct fsdp_pinned_allocator {
+    void *(*open)(void *arg, const fsdp_pinned_source *source);         /**< the heap, or NULL; source lives as long as it */
+    void (*close)(void *heap);                                          /**< gives every region back */
+    void *(*alloc)(void *heap, size_t bytes, size_t alignment);         /**< NULL when out of memory; content undefined */
+    void (*free)(void *heap, void *ptr, size_t bytes, size_t alignment); /**< what alloc gave, same sizes */
+    void (*stats)(void *heap, fsdp_arena_stats *out_stats);             /**< may be NULL; fills everything but size */
+    void *arg;                                                          /**< for open */
+} fsdp_pinned_allocator;
+
+/** Receives warnings (none is printed otherwise), from any thread that is in a call. @p text is valid during the call only.
+ *  It calls nothing of the library. */
 typedef void (*fsdp_log_fn)(void *arg, const char *text);
 
 enum {
@@ -42,9 +78,12 @@ typedef struct fsdp_config {
     fsdp_host_allocator host;    /**< libc if all zero */
     fsdp_log_fn log;             /**< NULL: warnings are dropped */
     void *log_arg;
+    fsdp_pinned_allocator pinned; /**< a region a piece if all zero */
 } fsdp_config;
 
-#define FSDP_CONFIG_INIT {sizeof(fsdp_config), NULL, NULL, 0, false, 60000000000ull, {NULL, NULL, NULL}, NULL, NULL}
+#define FSDP_CONFIG_INIT                                                                                    \
+    {sizeof(fsdp_config), NULL, NULL, 0, false, 60000000000ull, {NULL, NULL, NULL, NULL}, NULL, NULL,       \
+     {NULL, NULL, NULL, NULL, NULL, NULL}}
 
 /** Open a context: device, communicators, side channel, the lanes gather, reduce and copy.
  *  Owns:   *out_ctx is the caller's; destroy it after every object made from it.
@@ -55,7 +94,8 @@ typedef struct fsdp_config {
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ctx);
 
 /** Close it: waits until its streams are idle (or aborted), then frees everything that is left. NULL is nothing.
- *  Errors: STATE if a model, allocator, event, work, trace or stream of the caller still lives (nothing is closed). */
+ *  Errors: STATE if a model, allocator, event, work, trace, stream or pinned piece of the caller still lives (nothing is
+ *  closed). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_destroy(fsdp_context *ctx);
 
 /** Give up, on every rank: wakes whoever waits for a peer, fails what is enqueued, frees nothing in flight.
@@ -85,8 +125,8 @@ typedef struct fsdp_counters {
     size_t size;
     uint64_t device_bytes;      /**< device memory held now, as the device really took it (granularity) */
     uint64_t device_bytes_peak; /**< its maximum since create */
-    uint64_t pinned_bytes;      /**< host memory that the device can reach, held now */
-    uint64_t allocations;       /**< device and pinned allocations so far */
+    uint64_t pinned_bytes;      /**< host memory that the device can reach, held now, in whole regions */
+    uint64_t allocations;       /**< device allocations and pinned regions so far; a training step makes none */
     uint64_t events_created;
     uint64_t records, waits;    /**< event records and stream waits enqueued */
     uint64_t operations;        /**< kernels, copies, fills, host calls, delays enqueued */

@@ -58,6 +58,17 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_delay(fsdp_stream *stream, uint6
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_copy(fsdp_stream *stream, void *dst, const void *src, uint64_t bytes);
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_fill(fsdp_stream *stream, void *dst, uint8_t byte, uint64_t bytes);
 
+/** @p bytes of host memory that the device reads and writes at full speed: for batches on their way in, results on their
+ *  way out. Aligned to 4096 bytes (64 on sim), content undefined. It comes from fsdp_config.pinned, without that it is a
+ *  whole region of the device: slow to get, so get it before the first step. The host backend locks it into memory where
+ *  the process may (RLIMIT_MEMLOCK), and warns once through fsdp_config.log where it may not.
+ *  Thread: any. Errors: ARG (bytes is 0); NO_HOST_MEMORY; ABORTED, … */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_pinned_alloc(fsdp_context *ctx, size_t bytes, void **out_ptr);
+/** Give it back, at once: the device must be done with it, by an event that the host has waited for or a drained stream.
+ *  Thread: any. NULL is nothing. Errors: ARG (no live piece of @p ctx: a double free, somebody else's pointer, or one into
+ *  the middle of a piece; nothing was done). */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_pinned_free(fsdp_context *ctx, void *ptr);
+
 /** Order: what is enqueued on @p stream from now on runs after everything that @p other was given until now.
  *  One event record and one wait. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_wait_stream(fsdp_stream *stream, fsdp_stream *other);

@@ -92,6 +92,9 @@ typedef struct fsdp__host_device {
     const fsdp_host_allocator *host;
     uint32_t debug, rank;
     uint64_t jitter_ns, jitter_seed;
+    fsdp_log_fn log;
+    void *log_arg;
+    atomic_flag warned; /* that pinned memory is not locked */
 
     pthread_mutex_t lock;
     pthread_cond_t failed; /* status has become an error: sleepers wake */

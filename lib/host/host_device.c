@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "check.h"
 #include "host.h"
@@ -23,6 +24,9 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     dev->rank = config.rank;
     dev->jitter_ns = config.jitter_ns;
     dev->jitter_seed = config.jitter_seed;
+    dev->log = args->log;
+    dev->log_arg = args->log_arg;
+    atomic_flag_clear(&dev->warned);
     pthread_mutex_init(&dev->lock, NULL);
     fsdp__host_cond_init(&dev->failed);
     *out_caps = (fsdp_device_caps){sizeof *out_caps, PAGE, PAGE, true, true};
@@ -48,31 +52,42 @@ static void device_close(void *dev_)
 
 /* ---- Memory ---- */
 
-static fsdp_status mem_alloc(void *dev_, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
+/* Page-locked, as a device that copies by itself would need it. Where the process may not, the memory works all the same
+ * for this backend; only the promise that no page is ever away is gone, and that is said once. */
+static void lock_pages(fsdp__host_device *dev, void *ptr, uint64_t bytes)
 {
-    fsdp__host_device *dev = dev_;
-    if (kind == FSDP_MEMORY_KIND_PINNED) {
-        void *ptr = fsdp__host_alloc(dev->host, bytes, 1);
-        if (ptr == NULL)
-            return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "host device: no host memory for %llu pinned bytes",
-                              (unsigned long long)bytes);
-        *out_ptr = ptr;
-        return FSDP_OK;
-    }
+    if (mlock(ptr, bytes) == 0) return;
+    int error = errno;
+    if (dev->log == NULL || atomic_flag_test_and_set(&dev->warned)) return;
+    struct rlimit limit = {0, 0};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    char text[256];
+    snprintf(
+        text, sizeof text,
+        "rank %u: %llu bytes of pinned memory are not page-locked (mlock: error %d; RLIMIT_MEMLOCK is %llu bytes): "
+        "it works, and may be paged out",
+        dev->rank, (unsigned long long)bytes, error, (unsigned long long)limit.rlim_cur);
+    dev->log(dev->log_arg, text);
+}
+
+static fsdp_status mem_alloc(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
+{
+    bool pinned = kind == FSDP_MEMORY_KIND_PINNED;
     void *ptr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (ptr == MAP_FAILED)
-        return fsdp__fail(FSDP_ERR_NO_MEMORY, "host device: mmap of %llu bytes failed: %s", (unsigned long long)bytes,
-                          errno == ENOMEM ? "ENOMEM (the machine, or its limit on address space, is full)"
-                                          : "not ENOMEM");
+        return fsdp__fail(
+            pinned ? FSDP_ERR_NO_HOST_MEMORY : FSDP_ERR_NO_MEMORY, "host device: mmap of %llu %sbytes failed: %s",
+            (unsigned long long)bytes, pinned ? "pinned " : "",
+            errno == ENOMEM ? "ENOMEM (the machine, or its limit on address space, is full)" : "not ENOMEM");
+    if (pinned) lock_pages(dev, ptr, bytes);
     *out_ptr = ptr;
     return FSDP_OK;
 }
 
-static void mem_free(void *dev_, void *ptr, uint64_t bytes, fsdp_memory_kind kind)
+static void mem_free(void *dev, void *ptr, uint64_t bytes, fsdp_memory_kind kind)
 {
-    fsdp__host_device *dev = dev_;
-    if (kind == FSDP_MEMORY_KIND_PINNED) fsdp__host_free(dev->host, ptr, bytes, 1);
-    else munmap(ptr, bytes);
+    (void)dev, (void)kind;
+    munmap(ptr, bytes); /* unlocks, too */
 }
 
 /* ---- The first error ---- */

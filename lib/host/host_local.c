@@ -80,7 +80,7 @@ fsdp_status fsdp_local_create(uint32_t world, const fsdp_link *link, fsdp_local 
     FSDP_NEED(out_local);
     if (world == 0 || world > FSDP__LOCAL_WORLD)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_local_create: a world of %u, expected 1 to %d", world, FSDP__LOCAL_WORLD);
-    fsdp_host_allocator none = {NULL, NULL, NULL}, host;
+    fsdp_host_allocator none = {NULL, NULL, NULL, NULL}, host;
     FSDP_TRY(fsdp__host_allocator_resolve(&none, &host));
     fsdp_local *local = fsdp__host_alloc(&host, 1, sizeof *local);
     if (local == NULL)

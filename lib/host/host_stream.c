@@ -196,12 +196,11 @@ fsdp_status fsdp__host_stream_drain(void *dev_, void *stream, uint64_t timeout_n
     bool idle = is_idle(s);
     uint64_t left = s->tail - s->head;
     pthread_mutex_unlock(&dev->lock);
-    FSDP_TRY(fsdp__host_device_check(dev));
-    if (!idle)
+    if (!idle) /* first: whoever hears of another error may take it that nothing runs any more */
         return fsdp__fail(FSDP_ERR_TIMEOUT,
                           "stream is not idle after %.3f s: one operation runs, %llu more are enqueued",
                           (double)timeout_ns * 1e-9, (unsigned long long)left);
-    return FSDP_OK;
+    return fsdp__host_device_check(dev);
 }
 
 /* The enqueuer never waits for room: the ring doubles. */

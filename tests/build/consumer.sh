@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# consumer.sh WAY ROOT BUILD FOLDER CMAKE CC: somebody else's project builds against the library and runs, by find_package or
+# consumer.sh WAY ROOT BUILD FOLDER CMAKE CC with|without: somebody else's project builds against the library and runs, by find_package or
 # pkg_config from a fresh install prefix that was moved after the install, or by add_subdirectory of the source tree.
 set -euo pipefail
-way=$1 root=$2 build=$3 folder=$4/$1 cmake=$5 cc=$6
+way=$1 root=$2 build=$3 folder=$4/$1 cmake=$5 cc=$6 jemalloc=$7 # was fsdp::jemalloc built?
 rm -rf "$folder"
 mkdir -p "$folder"
 
@@ -15,6 +15,9 @@ build_and_run() { # build_and_run CMAKE-ARGUMENT…
     "$cmake" -S "$root/tests/build/consumer" -B "$folder/build" -DCMAKE_C_COMPILER="$cc" "$@" >"$folder/log" 2>&1 &&
         "$cmake" --build "$folder/build" -j 2 >>"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
     for kind in fsdp shared static; do timeout 20 "$folder/build/consumer_$kind"; done
+    if [ "$jemalloc" = with ]; then
+        for kind in jemalloc jemalloc_static; do timeout 20 "$folder/build/consumer_$kind"; done
+    fi
 }
 
 case $way in
@@ -31,6 +34,11 @@ pkg_config)
     # shellcheck disable=SC2046
     "$cc" "$source" -o "$folder/shared" $(pkg-config --cflags --libs fsdp)
     LD_LIBRARY_PATH=$libdir timeout 20 "$folder/shared"
+    if [ "$jemalloc" = with ]; then
+        # shellcheck disable=SC2046
+        "$cc" "$root/tests/build/consumer/jemalloc.c" -o "$folder/jemalloc" $(pkg-config --cflags --libs fsdp-jemalloc)
+        LD_LIBRARY_PATH=$libdir timeout 20 "$folder/jemalloc"
+    fi
     rm "$libdir"/libfsdp.so*
     # shellcheck disable=SC2046
     "$cc" "$source" -o "$folder/static" $(pkg-config --static --cflags --libs fsdp)

@@ -24,7 +24,8 @@ class Sized(Structure):
 class Config(Sized):
     _fields_ = [("size", c_size_t), ("backend", c_void_p), ("backend_config", c_void_p), ("debug", c_uint32),
                 ("reduce_comm", c_bool), ("timeout_ns", c_uint64), ("host_alloc", c_void_p), ("host_free", c_void_p),
-                ("host_arg", c_void_p), ("log", c_void_p), ("log_arg", c_void_p)]
+                ("host_arg", c_void_p), ("host_stats", c_void_p), ("log", c_void_p), ("log_arg", c_void_p),
+                ("pinned", c_void_p * 6)]
 
 
 class ModelConfig(Sized):
@@ -220,6 +221,9 @@ def check_step(fsdp, model, weights, step, args, seen):
 def main():
     signal.alarm(60)
     fsdp = Library(sys.argv[1])
+    with open("/proc/self/maps") as maps:  # Debian's cannot be loaded so late
+        if "jemalloc" in maps.read():
+            raise AssertionError("libfsdp.so brought jemalloc along")
     ctx, stream = c_void_p(), c_void_p()
     config = Config(timeout_ns=20 * SECOND)
     fsdp.context_create(byref(config), byref(ctx))

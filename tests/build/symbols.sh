@@ -1,18 +1,28 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# symbols.sh ROOT CC NM LIBFSDP.SO LIBFSDP.A: what libfsdp.so exports is what the public headers declare FSDP_API, no
-# more and no less; and libfsdp.a defines no global name outside fsdp_ that could meet one of the program's.
+# symbols.sh ROOT CC NM LIBFSDP.SO LIBFSDP.A [HEADER]: what libfsdp.so exports is what the public headers declare FSDP_API,
+# no more and no less; and libfsdp.a defines no global name outside fsdp_ that could meet one of the program's. HEADER is a
+# library's own, jemalloc.h: then the same for that library and what it adds to the headers that it includes.
 set -euo pipefail
-root=$1 cc=$2 nm=$3 shared=$4 static=$5
+root=$1 cc=$2 nm=$3 shared=$4 static=$5 only=${6:-}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 # One declaration a line. FSDP_API is a visibility attribute once the compiler has expanded it; the name declared is the
 # first one before a "(", but fields of the backend tables, "fsdp_status (*open)(…)", declare nothing.
-for header in "$root"/include/fsdp/*.h; do printf '#include "%s"\n' "$header"; done |
+declared_by() { # declared_by HEADER…
+    for header; do printf '#include "%s"\n' "$header"; done |
     "$cc" -E -P -std=c11 -I"$root/include" - | tr '\n' ' ' | tr ';{}' '\n\n\n' | grep -v '^ *typedef' |
     sed -E 's/__attribute__ *\(\((format|warn_unused)[^()]*(\([^()]*\))?[^()]*\)\)//g' |
-    grep -E '\bfsdp_[a-z0-9_]+ *\([^*]' >"$folder/declarations"
+    grep -E '\bfsdp_[a-z0-9_]+ *\([^*]' || true
+}
+own=("$root"/include/fsdp/jemalloc.h) # of libraries beside libfsdp
+mapfile -t main < <(printf '%s\n' "$root"/include/fsdp/*.h | grep -vxF "${own[@]}")
+declared_by "${main[@]}" >"$folder/declarations"
+if [ -n "$only" ]; then
+    mv "$folder/declarations" "$folder/of_main"
+    declared_by "$root/include/fsdp/$only" | grep -vxFf "$folder/of_main" >"$folder/declarations"
+fi
 names() { sed -E 's/__attribute__ *\(\(visibility\("default"\)\)\)//' | grep -oE '\bfsdp_[a-z0-9_]+ *\([^*]' | sed 's/ *(.*//' | sort -u; }
 grep 'visibility("default")' "$folder/declarations" | names >"$folder/declared"
 grep -v 'visibility("default")' "$folder/declarations" | names >"$folder/unmarked" || true
