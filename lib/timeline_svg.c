@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The picture of a tape: a lane a row, time to the right, bars for operations, arrows from a recorded event to the
- * stream that waits for it, hatching where compute stood. SVG 1.1, no scripts, the reader's own fonts. Numbers are put
- * together from integers, since printf's decimal point is the caller's locale's. */
+ * stream that waits for it, hatching where compute stood. SVG 1.1, no scripts, the reader's own fonts. */
 #include "timeline_svg.h"
 
 #include <errno.h>
@@ -11,6 +10,7 @@
 #include "check.h"
 #include "fsdp/device.h"
 #include "hostmem.h"
+#include "svg.h"
 #include "timeline.h"
 
 enum {
@@ -58,96 +58,18 @@ static double x_of(const picture *p, uint64_t ns) { return LEFT + width_of(p, ns
 
 /* ---- Numbers and words ---- */
 
-typedef struct short_text {
-    char text[40];
-} short_text;
-
-static short_text fixed(double value, int decimals, const char *unit)
+static fsdp__svg_text text_ns(uint64_t ns)
 {
-    static const unsigned scale[3] = {1, 10, 100};
-    unsigned long long parts = (unsigned long long)(value * scale[decimals] + 0.5);
-    short_text out;
-    if (decimals == 0) snprintf(out.text, sizeof out.text, "%llu%s", parts, unit);
-    else
-        snprintf(out.text, sizeof out.text, "%llu.%0*llu%s", parts / scale[decimals], decimals, parts % scale[decimals],
-                 unit);
-    return out;
+    if (ns < 1000) return fsdp__svg_fixed((double)ns, 0, " ns");
+    if (ns < 1000000) return fsdp__svg_scaled((double)ns / 1e3, " µs");
+    if (ns < 1000000000) return fsdp__svg_scaled((double)ns / 1e6, " ms");
+    return fsdp__svg_scaled((double)ns / 1e9, " s");
 }
-
-static short_text px(double value) { return fixed(value, 2, ""); }
-
-/* Three figures. */
-static short_text scaled(double value, const char *unit)
-{
-    return fixed(value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, unit);
-}
-
-static short_text text_ns(uint64_t ns)
-{
-    if (ns < 1000) return fixed((double)ns, 0, " ns");
-    if (ns < 1000000) return scaled((double)ns / 1e3, " µs");
-    if (ns < 1000000000) return scaled((double)ns / 1e6, " ms");
-    return scaled((double)ns / 1e9, " s");
-}
-
-static short_text text_bytes(uint64_t bytes)
-{
-    if (bytes < 1024) return fixed((double)bytes, 0, " B");
-    if (bytes < 1 << 20) return scaled((double)bytes / 1024, " KiB");
-    if (bytes < 1 << 30) return scaled((double)bytes / (1 << 20), " MiB");
-    return scaled((double)bytes / (1 << 30), " GiB");
-}
-
-static short_text text_percent(uint64_t part, uint64_t whole)
-{
-    return fixed(whole > 0 ? 100.0 * (double)part / (double)whole : 0, 1, " %");
-}
-
-/* Bytes of the character that text begins with; 0 if it is none of UTF-8 (RFC 3629), or none that XML 1.0 allows. */
-static size_t utf8_bytes(const char *text)
-{
-    const unsigned char *s = (const unsigned char *)text;
-    if (s[0] < 0x80) return s[0] >= 0x20 && s[0] != 0x7f;
-    size_t n = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
-    if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    bool too_long = (s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xf0 && s[1] < 0x90);
-    bool no_character =
-        (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf4 && s[1] > 0x8f) || (s[0] == 0xef && s[1] == 0xbf && s[2] > 0xbd);
-    return too_long || no_character ? 0 : n;
-}
-
-static void put_text(FILE *file, const char *text)
-{
-    while (*text != '\0') {
-        size_t n = utf8_bytes(text);
-        if (n == 0) fputc('?', file);
-        else if (*text == '&') fputs("&amp;", file);
-        else if (*text == '<') fputs("&lt;", file);
-        else if (*text == '>') fputs("&gt;", file);
-        else fwrite(text, 1, n, file);
-        text += n > 0 ? n : 1;
-    }
-}
-
-static size_t n_chars(const char *text)
-{
-    size_t n = 0;
-    for (; *text != '\0'; n++) {
-        size_t bytes = utf8_bytes(text);
-        text += bytes > 0 ? bytes : 1;
-    }
-    return n;
-}
-
-/* Of so many characters at 11 px. The reader's font is not known; this is a wide one's mean. */
-static double text_width(size_t chars) { return (double)chars * 6.5; }
 
 /* Find columns for a word of that many characters beside x, in a line; right of it first. *out_x: where it begins. */
 static bool take_columns(picture *p, int line, double x, size_t chars, double *out_x)
 {
-    int width = (int)text_width(chars) + 6;
+    int width = (int)fsdp__svg_width(chars) + 6;
     for (int side = 0; side < 2; side++) {
         int begin = side == 0 ? (int)x + 4 : (int)x - 2 - width;
         if (begin < LEFT - 20 || begin + width > WIDTH) continue;
@@ -174,7 +96,7 @@ static bool says_unit(const fsdp_trace_record *record)
 static void put_mark(FILE *file, const fsdp_trace_record *record)
 {
     if (says_unit(record)) {
-        put_text(file, record->label);
+        fsdp__svg_put(file, record->label);
         fputc('.', file);
     }
     fputs(fsdp_mark_name(record->mark), file);
@@ -182,19 +104,19 @@ static void put_mark(FILE *file, const fsdp_trace_record *record)
 
 static size_t mark_chars(const fsdp_trace_record *record)
 {
-    return strlen(fsdp_mark_name(record->mark)) + (says_unit(record) ? 1 + n_chars(record->label) : 0);
+    return strlen(fsdp_mark_name(record->mark)) + (says_unit(record) ? 1 + fsdp__svg_chars(record->label) : 0);
 }
 
 static void put_wait_title(const picture *p, const fsdp_trace_record *wait)
 {
     const fsdp_trace *trace = p->timeline->trace;
     fputs("<title>", p->file);
-    put_text(p->file, fsdp_trace_stream_name(trace, wait->stream));
+    fsdp__svg_put(p->file, fsdp_trace_stream_name(trace, wait->stream));
     fputs(" waits for ", p->file);
     put_mark(p->file, wait);
     if (wait->other >= 0) {
         fputs(" of ", p->file);
-        put_text(p->file, fsdp_trace_stream_name(trace, wait->other));
+        fsdp__svg_put(p->file, fsdp_trace_stream_name(trace, wait->other));
     }
     fprintf(p->file, "\nwhy: %s\nstarts %s\nstands %s</title>", fsdp_reason_name(wait->reason),
             text_ns(wait->start_ns - p->timeline->first_ns).text, text_ns(wait->end_ns - wait->start_ns).text);
@@ -211,9 +133,10 @@ static void draw_arrow(picture *p, const fsdp__arrow *a)
     double x0 = x_of(p, a->from_ns), y0 = y_of(a->from_row) + (up ? 0 : BAR);
     double x1 = x_of(p, a->wait->end_ns), y1 = y_of(a->to_row) + (up ? BAR + 6 : -6), bend = (y1 - y0) / 2;
     const char *css = weights[a->weight].css;
-    fprintf(p->file, "<path class=\"%s\" marker-end=\"url(#%s)\" d=\"M%s %s", css, css, px(x0).text, px(y0).text);
-    fprintf(p->file, "C%s %s %s %s %s %s\">", px(x0).text, px(y0 + bend).text, px(x1).text, px(y1 - bend).text,
-            px(x1).text, px(y1).text);
+    fprintf(p->file, "<path class=\"%s\" marker-end=\"url(#%s)\" d=\"M%s %s", css, css, fsdp__svg_px(x0).text,
+            fsdp__svg_px(y0).text);
+    fprintf(p->file, "C%s %s %s %s %s %s\">", fsdp__svg_px(x0).text, fsdp__svg_px(y0 + bend).text,
+            fsdp__svg_px(x1).text, fsdp__svg_px(y1 - bend).text, fsdp__svg_px(x1).text, fsdp__svg_px(y1).text);
     put_wait_title(p, a->wait);
     fputs("</path>\n", p->file);
     if (a->weight == FSDP__WEIGHT_PASSED) return;
@@ -227,8 +150,8 @@ static void label_arrow(picture *p, const fsdp__arrow *a)
     int line = a->to_row < a->from_row ? 2 * a->to_row + 1 : 2 * a->to_row;
     double x;
     if (!take_columns(p, line, x_of(p, a->wait->end_ns), mark_chars(a->wait), &x)) return;
-    fprintf(p->file, "<text class=\"t%s\" x=\"%s\" y=\"%s\">", weights[a->weight].css, px(x).text,
-            px(line_y(line)).text);
+    fprintf(p->file, "<text class=\"t%s\" x=\"%s\" y=\"%s\">", weights[a->weight].css, fsdp__svg_px(x).text,
+            fsdp__svg_px(line_y(line)).text);
     put_mark(p->file, a->wait);
     fputs("</text>\n", p->file);
 }
@@ -284,8 +207,8 @@ static void put_bar_title(const picture *p, const fsdp__bar *b)
     fputs("<title>", p->file);
     if (b->count > 1) fprintf(p->file, "%u operations, the longest: ", (unsigned)b->count);
     fprintf(p->file, "%s%s", kind_of(b), b->name[0] != '\0' ? " " : "");
-    put_text(p->file, b->name);
-    if (b->bytes > 0) fprintf(p->file, "\n%s", text_bytes(b->bytes).text);
+    fsdp__svg_put(p->file, b->name);
+    if (b->bytes > 0) fprintf(p->file, "\n%s", fsdp__svg_bytes(b->bytes).text);
     fprintf(p->file, "\nstarts %s\ntakes %s</title>", text_ns(b->start_ns - p->timeline->first_ns).text,
             text_ns(b->end_ns - b->start_ns).text);
 }
@@ -294,12 +217,13 @@ static void put_bar_title(const picture *p, const fsdp__bar *b)
 static void put_bar_text(const picture *p, const fsdp__bar *b, double x, double width)
 {
     const char *kind = kind_of(b);
-    size_t name = n_chars(b->name);
-    bool both = text_width(strlen(kind) + (name > 0) + name) + 4 < width;
-    if (!both && (name == 0 || text_width(name) + 4 >= width)) return;
-    fprintf(p->file, "<text class=\"m\" x=\"%s\" y=\"%s\">", px(x + width / 2).text, px(y_of(b->row) + 21).text);
+    size_t name = fsdp__svg_chars(b->name);
+    bool both = fsdp__svg_width(strlen(kind) + (name > 0) + name) + 4 < width;
+    if (!both && (name == 0 || fsdp__svg_width(name) + 4 >= width)) return;
+    fprintf(p->file, "<text class=\"m\" x=\"%s\" y=\"%s\">", fsdp__svg_px(x + width / 2).text,
+            fsdp__svg_px(y_of(b->row) + 21).text);
     if (both) fprintf(p->file, "%s%s", kind, name > 0 ? " " : "");
-    put_text(p->file, b->name);
+    fsdp__svg_put(p->file, b->name);
     fputs("</text>\n", p->file);
 }
 
@@ -307,8 +231,8 @@ static void draw_bar(const picture *p, const fsdp__bar *b)
 {
     double x = x_of(p, b->start_ns), width = width_of(p, b->end_ns - b->start_ns);
     double drawn = width > 3 ? width - 0.8 : width < 0.5 ? 0.5 : width; /* a gap to the neighbour where there is room */
-    fprintf(p->file, "<rect x=\"%s\" y=\"%d\" width=\"%s\" height=\"%d\"%s", px(x).text, (int)y_of(b->row),
-            px(drawn).text, BAR, width > 6 ? " rx=\"2\"" : "");
+    fprintf(p->file, "<rect x=\"%s\" y=\"%d\" width=\"%s\" height=\"%d\"%s", fsdp__svg_px(x).text, (int)y_of(b->row),
+            fsdp__svg_px(drawn).text, BAR, width > 6 ? " rx=\"2\"" : "");
     put_fill(p, b);
     put_bar_title(p, b);
     fputs("</rect>\n", p->file);
@@ -320,19 +244,19 @@ static void draw_exposed(picture *p, const fsdp__arrow *a)
 {
     const fsdp_trace_record *wait = a->wait;
     double x = x_of(p, wait->start_ns), width = width_of(p, wait->end_ns - wait->start_ns);
-    fprintf(p->file, "<rect class=\"h\" x=\"%s\" y=\"%d\" width=\"%s\" height=\"%d\">", px(x).text,
-            (int)y_of(a->to_row), px(width > 3 ? width - 0.8 : width).text, BAR);
+    fprintf(p->file, "<rect class=\"h\" x=\"%s\" y=\"%d\" width=\"%s\" height=\"%d\">", fsdp__svg_px(x).text,
+            (int)y_of(a->to_row), fsdp__svg_px(width > 3 ? width - 0.8 : width).text, BAR);
     put_wait_title(p, wait);
     fputs("</rect>\n", p->file);
 }
 
 static void label_exposed(picture *p, const fsdp__arrow *a)
 {
-    short_text stood = text_ns(a->wait->end_ns - a->wait->start_ns);
+    fsdp__svg_text stood = text_ns(a->wait->end_ns - a->wait->start_ns);
     double x;
-    if (!take_columns(p, 2 * a->to_row, x_of(p, a->wait->start_ns) - 6, n_chars(stood.text), &x)) return;
-    fprintf(p->file, "<text class=\"te\" x=\"%s\" y=\"%s\">%s</text>\n", px(x).text, px(line_y(2 * a->to_row)).text,
-            stood.text);
+    if (!take_columns(p, 2 * a->to_row, x_of(p, a->wait->start_ns) - 6, fsdp__svg_chars(stood.text), &x)) return;
+    fprintf(p->file, "<text class=\"te\" x=\"%s\" y=\"%s\">%s</text>\n", fsdp__svg_px(x).text,
+            fsdp__svg_px(line_y(2 * a->to_row)).text, stood.text);
 }
 
 static void draw_bars(picture *p)
@@ -360,7 +284,7 @@ static void draw_head(const picture *p)
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" "
             "width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\">\n<title>",
             WIDTH, height, WIDTH, height);
-    put_text(p->file, p->title);
+    fsdp__svg_put(p->file, p->title);
     fputs("</title>\n<style type=\"text/css\">\n"
           "text{font-family:system-ui,'Segoe UI','Helvetica Neue',Arial,'DejaVu Sans',sans-serif;font-size:11px;"
           "fill:#1f2933;pointer-events:none}\n"
@@ -385,20 +309,20 @@ static void draw_head(const picture *p)
 /* A caption, the figure, and a note under it. Returns where the next one begins. */
 static double put_figure(const picture *p, double x, const char *caption, uint64_t ns, const char *note)
 {
-    const short_text at = px(x);
+    const fsdp__svg_text at = fsdp__svg_px(x);
     fprintf(p->file, "<text class=\"g\" x=\"%s\" y=\"72\">", at.text);
-    put_text(p->file, caption);
+    fsdp__svg_put(p->file, caption);
     fprintf(p->file, "</text><text class=\"v\" x=\"%s\" y=\"95\">%s</text>", at.text, text_ns(ns).text);
     fprintf(p->file, "<text class=\"g\" x=\"%s\" y=\"114\">%s</text>\n", at.text, note);
-    size_t widest = n_chars(note) > n_chars(caption) ? n_chars(note) : n_chars(caption);
-    return x + text_width(widest < 15 ? 15 : widest) + 36;
+    size_t widest = fsdp__svg_chars(note) > fsdp__svg_chars(caption) ? fsdp__svg_chars(note) : fsdp__svg_chars(caption);
+    return x + fsdp__svg_width(widest < 15 ? 15 : widest) + 36;
 }
 
 static void draw_summary(const picture *p)
 {
     const fsdp__timeline *t = p->timeline;
     fputs("<text class=\"title\" x=\"24\" y=\"40\">", p->file);
-    put_text(p->file, p->title);
+    fsdp__svg_put(p->file, p->title);
     fputs("</text>\n", p->file);
     fsdp_trace_summary sum = FSDP_TRACE_SUMMARY_INIT;
     fsdp__timeline_sum(t->trace, t->compute_slot, &sum);
@@ -409,20 +333,20 @@ static void draw_summary(const picture *p)
     else snprintf(note, sizeof note, "%llu records, %llu more lost", n, dropped);
     double x = put_figure(p, 24, "span", sum.span_ns, note);
     if (t->compute_slot >= 0) {
-        snprintf(note, sizeof note, "%s of the span", text_percent(sum.compute_ns, sum.span_ns).text);
+        snprintf(note, sizeof note, "%s of the span", fsdp__svg_percent(sum.compute_ns, sum.span_ns).text);
         snprintf(caption, sizeof caption, "%s ran", compute);
         x = put_figure(p, x, caption, sum.compute_ns, note);
         snprintf(note, sizeof note, "%s of the span: %s for gathers, %s for reductions",
-                 text_percent(sum.exposed_ns, sum.span_ns).text, text_ns(sum.exposed_gather_ns).text,
+                 fsdp__svg_percent(sum.exposed_ns, sum.span_ns).text, text_ns(sum.exposed_gather_ns).text,
                  text_ns(sum.exposed_reduce_ns).text);
         snprintf(caption, sizeof caption, "exposed: %s stood and waited", compute);
         x = put_figure(p, x, caption, sum.exposed_ns, note);
     }
-    snprintf(note, sizeof note, "%s of the span, %s sent", text_percent(sum.gather_ns, sum.span_ns).text,
-             text_bytes(sum.gather_bytes).text);
+    snprintf(note, sizeof note, "%s of the span, %s sent", fsdp__svg_percent(sum.gather_ns, sum.span_ns).text,
+             fsdp__svg_bytes(sum.gather_bytes).text);
     x = put_figure(p, x, "all-gathers ran", sum.gather_ns, note);
-    snprintf(note, sizeof note, "%s of the span, %s sent", text_percent(sum.reduce_ns, sum.span_ns).text,
-             text_bytes(sum.reduce_bytes).text);
+    snprintf(note, sizeof note, "%s of the span, %s sent", fsdp__svg_percent(sum.reduce_ns, sum.span_ns).text,
+             fsdp__svg_bytes(sum.reduce_bytes).text);
     put_figure(p, x, "reductions ran", sum.reduce_ns, note);
 }
 
@@ -444,11 +368,12 @@ static void draw_axis(const picture *p)
     int u = 0;
     while (unit[u].ns > 1 && t->span_ns < 10 * unit[u].ns) u++;
     double bottom = axis_y(p);
-    fprintf(p->file, "<text class=\"g\" x=\"24\" y=\"%s\">time, %s</text>\n", px(bottom + 16).text, unit[u].name);
+    fprintf(p->file, "<text class=\"g\" x=\"24\" y=\"%s\">time, %s</text>\n", fsdp__svg_px(bottom + 16).text,
+            unit[u].name);
     for (uint64_t at = 0, tick = tick_of(t->span_ns); at <= t->span_ns; at += tick) {
-        const short_text x = px(x_of(p, t->first_ns + at));
-        fprintf(p->file, "<path class=\"a\" d=\"M%s %dV%s\"/>", x.text, TOP - 30, px(bottom).text);
-        fprintf(p->file, "<text class=\"m g\" x=\"%s\" y=\"%s\">%llu</text>\n", x.text, px(bottom + 16).text,
+        const fsdp__svg_text x = fsdp__svg_px(x_of(p, t->first_ns + at));
+        fprintf(p->file, "<path class=\"a\" d=\"M%s %dV%s\"/>", x.text, TOP - 30, fsdp__svg_px(bottom).text);
+        fprintf(p->file, "<text class=\"m g\" x=\"%s\" y=\"%s\">%llu</text>\n", x.text, fsdp__svg_px(bottom + 16).text,
                 (unsigned long long)(at / unit[u].ns));
     }
 }
@@ -461,20 +386,20 @@ static void draw_rows(const picture *p)
         fprintf(p->file, "<rect class=\"k\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"3\"/>", LEFT, y,
                 RIGHT - LEFT, BAR);
         fprintf(p->file, "<text class=\"lane\" x=\"24\" y=\"%d\">", y + 15);
-        put_text(p->file, fsdp_trace_stream_name(t->trace, slot));
+        fsdp__svg_put(p->file, fsdp_trace_stream_name(t->trace, slot));
         fsdp_trace_summary sum = FSDP_TRACE_SUMMARY_INIT;
         fsdp__timeline_sum(t->trace, slot, &sum);
         fprintf(p->file, "</text><text class=\"g\" x=\"24\" y=\"%d\">ran %s</text>\n", y + 30,
-                text_percent(sum.compute_ns, t->span_ns).text);
+                fsdp__svg_percent(sum.compute_ns, t->span_ns).text);
     }
 }
 
 /* A shape and what it means, on one of two lines. Returns where the next begins. */
 static double put_legend(const picture *p, double x, int line, const char *shape, const char *text, const char *more)
 {
-    fprintf(p->file, "<g transform=\"translate(%s %s)\">%s<text x=\"31\" y=\"11\">%s%s</text></g>\n", px(x).text,
-            px(axis_y(p) + 40 + 24 * line).text, shape, text, more);
-    return x + 31 + text_width(n_chars(text) + n_chars(more)) * 0.92 + 24;
+    fprintf(p->file, "<g transform=\"translate(%s %s)\">%s<text x=\"31\" y=\"11\">%s%s</text></g>\n",
+            fsdp__svg_px(x).text, fsdp__svg_px(axis_y(p) + 40 + 24 * line).text, shape, text, more);
+    return x + 31 + fsdp__svg_width(fsdp__svg_chars(text) + fsdp__svg_chars(more)) * 0.92 + 24;
 }
 
 /* Of what is in the picture: bars on one line, waits on the other. */

@@ -55,6 +55,7 @@
 #include "fsdp/device.h"
 #include "fsdp/dtype.h"
 #include "fsdp/host.h"
+#include "fsdp/memory.h"
 #include "fsdp/model.h"
 #include "fsdp/optim.h"
 #include "fsdp/sim.h"

@@ -14,6 +14,7 @@
 
 #include "context.h"
 #include "fsdp/trace.h"
+#include "svg_assert.h"
 #include "timeline.h"
 #include "timeline_svg.h"
 #include "trace.h"
@@ -268,37 +269,6 @@ static void a_stand_for_an_event_from_before_the_tape_is_hatched_without_an_arro
 
 /* ---- The file ---- */
 
-/* Elements nest and close, references are XML's five, and bytes are UTF-8 of characters that XML allows (but for
- * surrogates and overlong forms, which this reader does not tell). */
-static void assert_well_formed(const char *svg)
-{
-    char stack[32][16];
-    int depth = 0;
-    assert_memory_equal(svg, "<?xml", 5);
-    for (const char *s = strstr(svg, "?>") + 2; *s != '\0'; s++) {
-        unsigned char c = (unsigned char)*s;
-        assert_true(c >= 0x20 || c == '\n');
-        if (c == '&') assert_true(!strncmp(s, "&amp;", 5) || !strncmp(s, "&lt;", 4) || !strncmp(s, "&gt;", 4));
-        if (c >= 0xc0) assert_true(((unsigned char)s[1] & 0xc0) == 0x80);
-        if (c >= 0x80 && c < 0xc0) assert_true((unsigned char)s[-1] >= 0x80);
-        if (c != '<') continue;
-        const char *end = strchr(s, '>');
-        assert_non_null(end);
-        assert_null(memchr(s + 1, '<', (size_t)(end - s - 1)));
-        char name[16] = "";
-        sscanf(s + (s[1] == '/' ? 2 : 1), "%15[a-z]", name);
-        if (s[1] == '/') {
-            assert_true(depth > 0);
-            assert_string_equal(stack[--depth], name);
-        } else if (end[-1] != '/') {
-            assert_true(depth < 32);
-            strcpy(stack[depth++], name);
-        }
-        s = end;
-    }
-    assert_int_equal(depth, 0);
-}
-
 static void the_worked_step_is_drawn_whole(void **state)
 {
     bench *b = *state;
@@ -448,7 +418,7 @@ static void without_host_memory_nothing_is_drawn_and_nothing_is_kept(void **stat
     worked_add(&b->w);
     assert_int_equal(worked_stop(&b->w), FSDP_OK);
     scarce memory = {0, 0};
-    fsdp_host_allocator host = {scarce_alloc, scarce_free, &memory};
+    fsdp_host_allocator host = {scarce_alloc, scarce_free, &memory, NULL};
     fsdp_status status = FSDP_ERR_NO_HOST_MEMORY;
     int n = 0;
     for (; status != FSDP_OK; n++) {
