@@ -166,10 +166,13 @@ static void a_call_that_succeeds_leaves_the_last_error_alone(void **state)
 
 enum { REPLAY = 400 };
 
-static void replay(const alloc_suite *suite, uint64_t jitter_seed, int64_t *offset)
+static uint64_t replay(const alloc_suite *suite, uint64_t jitter_seed, int64_t *offset)
 {
     alloc_rig r;
     alloc_rig_open(&r, suite, 20000, jitter_seed, 10000000000ull, NULL);
+    make_allocator(&r, 12 * KIB, 12 * KIB);
+    fsdp_allocator *other = r.a;
+    char *ballast = jitter_seed % 2 == 0 ? take(&r, 1, B) : NULL; /* so that the device's addresses are others */
     make_allocator(&r, 256 * KIB, 256 * KIB);
     char *base = take(&r, 256, A), *live[64] = {NULL};
     uint64_t random = 0x853c49e6748fea9bull;
@@ -192,18 +195,81 @@ static void replay(const alloc_suite *suite, uint64_t jitter_seed, int64_t *offs
     }
     for (int i = 0; i < 64; i++) give(&r, live[i]);
     give(&r, base);
+    uint64_t hash = stats_of(&r).trace_hash;
+    OK(fsdp_allocator_free(other, ballast));
+    OK(fsdp_allocator_destroy(other));
     alloc_rig_close(&r);
+    return hash;
 }
 
 static void the_same_calls_give_the_same_addresses_however_far_the_device_is(void **state)
 {
     static int64_t first[REPLAY], again[REPLAY];
     const alloc_suite *suite = ((alloc_rig *)*state)->suite;
-    replay(suite, 1, first);
+    uint64_t hash = replay(suite, 1, first);
     for (uint64_t seed = 2; seed <= 4; seed++) {
-        replay(suite, seed, again);
+        assert_true(replay(suite, seed, again) == hash);
         assert_memory_equal(first, again, sizeof first);
     }
+}
+
+/* ---- What changes no address, and what every address goes into ---- */
+
+static int64_t offset_for_c(const alloc_suite *suite, bool ask)
+{
+    alloc_rig rig, *r = &rig;
+    char *p[5];
+    alloc_rig_open(r, suite, 0, 0, 10000000000ull, NULL);
+    make_allocator(r, 4 * KIB, 4 * KIB);
+    for (int i = 0; i < 5; i++) p[i] = take(r, i < 4 ? 256 : 3 * KIB, A);
+    for (int i = 0; i < 2; i++) OK(fsdp_allocator_record_use(r->a, p[i], r->s[B]));
+    give(r, p[0]);  /* freed first; a may not use it yet: it is active */
+    order(r, A, B); /* no more */
+    if (ask) assert_int_equal(stats_of(r).active, 4 * KIB - 256);
+    give(r, p[3]), give(r, p[1]); /* p[1] has p[0]'s history, whoever asked */
+    char *got = take(r, 256, C);
+    int64_t offset = got - p[0];
+    give(r, got), give(r, p[2]), give(r, p[4]);
+    alloc_rig_close(r);
+    return offset;
+}
+
+static void asking_for_numbers_changes_no_address(void **state)
+{
+    const alloc_suite *suite = ((alloc_rig *)*state)->suite;
+    assert_int_equal(offset_for_c(suite, true), offset_for_c(suite, false));
+}
+
+/* The trace's hash after: perhaps a use by b; perhaps an order of c after b; then `bytes` for `stream`. */
+static uint64_t hash_of(const alloc_suite *suite, bool used, bool ordered, uint64_t bytes, int stream)
+{
+    alloc_rig rig, *r = &rig;
+    alloc_rig_open(r, suite, 0, 0, 10000000000ull, NULL);
+    make_allocator(r, 16 * KIB, 16 * KIB);
+    char *p = take(r, 16 * KIB, A);
+    uint64_t hash = stats_of(r).trace_hash;
+    if (used) OK(fsdp_allocator_record_stream(r->a, p, r->s[B]));
+    if (ordered) order(r, C, A);
+    give(r, p);
+    OK(fsdp_allocator_reset_peaks(r->a));
+    assert_true(stats_of(r).trace_hash == hash); /* of allocations only */
+    give(r, take(r, bytes, stream));
+    hash = stats_of(r).trace_hash;
+    alloc_rig_close(r);
+    return hash;
+}
+
+static void the_hash_is_of_bytes_streams_and_waits(void **state)
+{
+    const alloc_suite *suite = ((alloc_rig *)*state)->suite;
+    const uint64_t hash[] = {hash_of(suite, false, false, 1000, A), hash_of(suite, false, false, 1300, A),
+                             hash_of(suite, false, false, 1000, B), hash_of(suite, true, false, 1000, A),
+                             hash_of(suite, true, false, 1000, C),  hash_of(suite, false, false, 1000, C)};
+    for (size_t i = 0; i < sizeof hash / sizeof *hash; i++)
+        for (size_t k = 0; k < i; k++) assert_true(hash[i] != hash[k]);
+    assert_true(hash_of(suite, false, false, 1000, A) == hash[0]);
+    assert_true(hash_of(suite, false, false, 1024, A) == hash[0]); /* as rounded */
+    assert_true(hash_of(suite, false, true, 1000, C) == hash[5]);  /* a's use goes on until the free: the same wait */
 }
 
 int run_alloc_choice_suite(const alloc_suite *suite)
@@ -220,6 +286,8 @@ int run_alloc_choice_suite(const alloc_suite *suite)
         TEST(growth_is_used_where_many_tighter_fits_need_a_wait),
         TEST(a_call_that_succeeds_leaves_the_last_error_alone),
         TEST(the_same_calls_give_the_same_addresses_however_far_the_device_is),
+        TEST(asking_for_numbers_changes_no_address),
+        TEST(the_hash_is_of_bytes_streams_and_waits),
     };
     return cmocka_run_group_tests_name("choices", tests, NULL, NULL);
 }

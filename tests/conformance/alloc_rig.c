@@ -6,14 +6,54 @@
 
 #include "alloc_suite.h"
 
+#include "fsdp/backend.h"
+
 enum { DEADLINE_S = 60 };
+
+/* The backend under test, but for how much memory its device has. One suite runs at a time, so one is enough. */
+static struct {
+    const fsdp_device_ops *inner;
+    fsdp_device_ops device;
+    fsdp_backend backend;
+    uint64_t left; /* bytes; UINT64_MAX: as many as the inner one has */
+} small = {.left = UINT64_MAX};
+
+void device_limit(uint64_t bytes) { small.left = bytes; }
+
+static fsdp_status small_alloc(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
+{
+    bool counts = kind == FSDP_MEMORY_KIND_DEVICE && small.left != UINT64_MAX;
+    if (counts && bytes > small.left)
+        return fsdp_backend_fail(FSDP_ERR_NO_MEMORY, "small device: %llu bytes are left",
+                                 (unsigned long long)small.left);
+    fsdp_status status = small.inner->mem_alloc(dev, bytes, kind, out_ptr);
+    if (status == FSDP_OK && counts) small.left -= bytes;
+    return status;
+}
+
+static void small_free(void *dev, void *ptr, uint64_t bytes, fsdp_memory_kind kind)
+{
+    small.inner->mem_free(dev, ptr, bytes, kind);
+    if (kind == FSDP_MEMORY_KIND_DEVICE && small.left != UINT64_MAX) small.left += bytes;
+}
+
+static const fsdp_backend *small_backend(const fsdp_backend *backend)
+{
+    small.inner = backend->device;
+    small.device = *backend->device;
+    small.device.mem_alloc = small_alloc;
+    small.device.mem_free = small_free;
+    small.backend = *backend;
+    small.backend.device = &small.device;
+    return &small.backend;
+}
 
 void alloc_rig_open(alloc_rig *r, const alloc_suite *suite, uint64_t jitter_ns, uint64_t jitter_seed,
                     uint64_t timeout_ns, const fsdp_host_allocator *host)
 {
     *r = (alloc_rig){.suite = suite};
     fsdp_config config = FSDP_CONFIG_INIT;
-    config.backend = suite->backend;
+    config.backend = small_backend(suite->backend);
     config.backend_config = suite->config(r->config, jitter_ns, jitter_seed);
     config.timeout_ns = timeout_ns;
     if (host != NULL) config.host = *host;
@@ -27,6 +67,7 @@ void alloc_rig_close(alloc_rig *r)
     OK(fsdp_allocator_destroy(r->a));
     for (int i = 0; i < ALLOC_STREAMS; i++) OK(fsdp_stream_release(r->s[i]));
     OK(fsdp_context_destroy(r->ctx));
+    if (r->suite->end != NULL) r->suite->end(r->config);
 }
 
 int alloc_rig_setup(void **state)

@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Sizes, budgets, numbers, errors, threads. Which bytes come back is alloc_choice_suite.c's, who waits for whom
- * alloc_order_suite.c's. */
+/* Sizes, trim, numbers, errors. Limits are alloc_limit_suite.c's, threads and host memory alloc_host_suite.c's, which bytes
+ * come back alloc_choice_suite.c's, who waits for whom alloc_order_suite.c's. */
 #include "alloc_suite.h"
-
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { A, B, C, D };
 
@@ -57,63 +52,6 @@ static void a_segment_too_large_to_be_had_does_not_stand_in_the_way(void **state
     make_allocator(r, 64 * KIB, UINT64_MAX);
     give(r, take(r, 1000, A));
     assert_int_equal(stats_of(r).reserved, 4 * KIB);
-}
-
-/* ---- Budgets and limits ---- */
-
-static void beyond_the_budget_the_error_says_what_is_in_the_way(void **state)
-{
-    alloc_rig *r = *state;
-    make_allocator(r, 64 * KIB, 16 * KIB);
-    char *block[3];
-    for (int i = 0; i < 3; i++) block[i] = take(r, 16 * KIB, i);
-    give(r, block[1]);
-    fsdp_alloc_stats before = stats_of(r);
-    void *ptr = NULL;
-    assert_int_equal(fsdp_allocator_alloc(r->a, 40000, r->s[A], NULL, &ptr), FSDP_ERR_NO_MEMORY);
-    assert_null(ptr);
-    assert_said("allocator small: no room for 40192 bytes");
-    assert_said("32768 of 49152 reserved bytes are live");
-    assert_said("the largest free range has 16384");
-    assert_said("the budget of 65536 allows no more");
-    assert_said("16384 bytes  live on a"); /* the table: who holds the rest */
-    assert_said("16384 bytes  live on c");
-    assert_said("16384 bytes  free");
-    fsdp_alloc_stats after = stats_of(r);
-    assert_memory_equal(&before, &after, sizeof before);
-
-    block[1] = take(r, 16 * KIB, B); /* nothing is lost by it */
-    char *last = take(r, 16 * KIB, D);
-    assert_int_equal(fsdp_allocator_alloc(r->a, 1, r->s[A], NULL, &ptr), FSDP_ERR_NO_MEMORY);
-    give(r, block[2]);
-    give(r, take(r, 1, C));
-    give(r, block[0]), give(r, block[1]), give(r, last);
-    assert_int_equal(stats_of(r).reserved, 64 * KIB);
-}
-
-static void a_budget_is_used_up_to_its_last_page(void **state)
-{
-    alloc_rig *r = *state;
-    make_allocator(r, 20 * KIB, 16 * KIB);
-    char *first = take(r, 16 * KIB, A), *second = take(r, 4 * KIB, A);
-    assert_int_equal(stats_of(r).reserved, 20 * KIB);
-    assert_int_equal(counters_of(r).device_bytes, 20 * KIB);
-    give(r, first), give(r, second);
-}
-
-static void what_the_device_says_is_passed_on(void **state)
-{
-    alloc_rig *r = *state;
-    make_allocator(r, 0, 4 * KIB);
-    void *block[200];
-    int n = 0;
-    fsdp_status status;
-    while ((status = fsdp_allocator_alloc(r->a, (uint64_t)1 << 56, r->s[A], NULL, &block[n])) == FSDP_OK && n < 199) n++;
-    assert_int_equal(status, FSDP_ERR_NO_MEMORY);
-    assert_said("allocator small: no room for 72057594037927936 bytes");
-    assert_said("the device says: ");
-    give(r, take(r, 100, A));
-    while (n > 0) give(r, block[--n]);
 }
 
 /* ---- Trim ---- */
@@ -298,136 +236,6 @@ static void destroy_waits_for_the_device(void **state)
     alloc_rig_close(&slow);
 }
 
-/* ---- Threads and host memory ---- */
-
-typedef struct worker {
-    alloc_rig *rig;
-    int stream;
-    char *ptr;
-    int failures;
-} worker;
-
-static void *free_one(void *arg)
-{
-    worker *w = arg;
-    w->failures = fsdp_allocator_free(w->rig->a, w->ptr) != FSDP_OK;
-    return NULL;
-}
-
-static void a_block_may_be_freed_by_another_thread(void **state)
-{
-    alloc_rig *r = *state;
-    make_allocator(r, 16 * KIB, 16 * KIB);
-    worker w = {r, A, take(r, 16 * KIB, A), 0};
-    touch(r, A, w.ptr, 7, 16 * KIB);
-    pthread_t thread;
-    uint64_t waits = n_waits(r);
-    assert_int_equal(pthread_create(&thread, NULL, free_one, &w), 0);
-    pthread_join(thread, NULL);
-    assert_int_equal(w.failures, 0);
-    assert_ptr_equal(take(r, 16 * KIB, A), w.ptr);
-    assert_int_equal(n_waits(r), waits);
-    give(r, w.ptr);
-}
-
-static void *hammer(void *arg)
-{
-    worker *w = arg;
-    fsdp_allocator *a = w->rig->a;
-    for (int i = 0; i < 300; i++) {
-        void *p[3] = {NULL, NULL, NULL};
-        fsdp_stream *s = w->rig->s[w->stream], *t = w->rig->s[(w->stream + 1) % ALLOC_STREAMS];
-        for (int k = 0; k < 3; k++)
-            w->failures += fsdp_allocator_alloc(a, (uint64_t)(i * 3 + k) * 37 % 4000, s, NULL, &p[k]) != FSDP_OK;
-        w->failures += fsdp_allocator_record_stream(a, p[0], t) != FSDP_OK;
-        w->failures += fsdp_allocator_record_use(a, p[1], t) != FSDP_OK;
-        for (int k = 0; k < 3; k++) w->failures += fsdp_allocator_free(a, p[(i + k) % 3]) != FSDP_OK;
-    }
-    return NULL;
-}
-
-static void several_threads_may_use_it_at_once(void **state)
-{
-    alloc_rig *r = *state;
-    make_allocator(r, 0, 16 * KIB);
-    worker w[ALLOC_STREAMS];
-    pthread_t thread[ALLOC_STREAMS];
-    for (int i = 0; i < ALLOC_STREAMS; i++) {
-        w[i] = (worker){r, i, NULL, 0};
-        assert_int_equal(pthread_create(&thread[i], NULL, hammer, &w[i]), 0);
-    }
-    for (int i = 0; i < ALLOC_STREAMS; i++) {
-        pthread_join(thread[i], NULL);
-        assert_int_equal(w[i].failures, 0);
-    }
-    fsdp_alloc_stats s = stats_of(r);
-    assert_int_equal(s.allocated, 0);
-    assert_int_equal(s.allocs, ALLOC_STREAMS * 900);
-    assert_int_equal(s.frees, ALLOC_STREAMS * 900);
-}
-
-typedef struct meter {
-    pthread_mutex_t lock;
-    int64_t until_failure; /* below 0: never */
-    int64_t live_bytes;
-} meter;
-
-static void *metered_alloc(void *arg, size_t bytes, size_t alignment)
-{
-    meter *m = arg;
-    pthread_mutex_lock(&m->lock);
-    bool fails = m->until_failure >= 0 && m->until_failure-- == 0;
-    if (!fails) m->live_bytes += (int64_t)bytes;
-    pthread_mutex_unlock(&m->lock);
-    return fails ? NULL : aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-}
-
-static void metered_free(void *arg, void *ptr, size_t bytes, size_t alignment)
-{
-    meter *m = arg;
-    (void)alignment;
-    pthread_mutex_lock(&m->lock);
-    m->live_bytes -= (int64_t)bytes;
-    pthread_mutex_unlock(&m->lock);
-    free(ptr);
-}
-
-static void without_host_memory_nothing_changes_and_nothing_is_lost(void **state)
-{
-    enum { N = 150 };
-    meter m = {.until_failure = -1};
-    pthread_mutex_init(&m.lock, NULL);
-    const fsdp_host_allocator host = {metered_alloc, metered_free, &m};
-    int failed = 0;
-    for (int k = 0; k < 12; k++) {
-        alloc_rig r;
-        alloc_rig_open(&r, ((alloc_rig *)*state)->suite, 0, 0, 10000000000ull, &host);
-        make_allocator(&r, 0, 16 * KIB);
-        m.until_failure = k;
-        char *block[N];
-        for (int i = 0; i < N; i++) {
-            void *p = NULL;
-            fsdp_alloc_stats before = stats_of(&r);
-            fsdp_status status = fsdp_allocator_alloc(r.a, 1000, r.s[i % ALLOC_STREAMS], NULL, &p);
-            if (status != FSDP_OK) {
-                assert_int_equal(status, FSDP_ERR_NO_HOST_MEMORY);
-                assert_null(p);
-                fsdp_alloc_stats after = stats_of(&r);
-                assert_memory_equal(&before, &after, sizeof before);
-                failed++;
-                p = take(&r, 1000, i % ALLOC_STREAMS);
-            }
-            block[i] = p;
-        }
-        for (int i = 0; i < N; i++) give(&r, block[i]);
-        m.until_failure = -1;
-        alloc_rig_close(&r);
-        assert_int_equal(m.live_bytes, 0);
-    }
-    assert_true(failed >= 8);
-    pthread_mutex_destroy(&m.lock);
-}
-
 int run_alloc_suite(const alloc_suite *suite)
 {
 #define TEST(name) cmocka_unit_test_prestate_setup_teardown(name, alloc_rig_setup, alloc_rig_teardown, state)
@@ -436,9 +244,6 @@ int run_alloc_suite(const alloc_suite *suite)
         TEST(blocks_are_aligned_and_apart),
         TEST(more_than_any_device_has_is_refused),
         TEST(a_segment_too_large_to_be_had_does_not_stand_in_the_way),
-        TEST(beyond_the_budget_the_error_says_what_is_in_the_way),
-        TEST(a_budget_is_used_up_to_its_last_page),
-        TEST(what_the_device_says_is_passed_on),
         TEST(trim_gives_back_segments_that_are_wholly_free),
         TEST(freed_bytes_stay_active_until_their_stream_is_ordered_after_them),
         TEST(active_bytes_settle_in_any_order),
@@ -448,9 +253,6 @@ int run_alloc_suite(const alloc_suite *suite)
         TEST(only_a_live_block_of_the_allocator_is_accepted),
         TEST(an_allocator_with_live_blocks_is_not_destroyed),
         TEST(destroy_waits_for_the_device),
-        TEST(a_block_may_be_freed_by_another_thread),
-        TEST(several_threads_may_use_it_at_once),
-        TEST(without_host_memory_nothing_changes_and_nothing_is_lost),
     };
     return cmocka_run_group_tests_name(suite->name, tests, NULL, NULL);
 }

@@ -19,14 +19,25 @@ typedef struct alloc_suite {
     const fsdp_backend *backend;
     /* A backend_config in storage. A backend without jitter ignores it. */
     const void *(*config)(void *storage, uint64_t jitter_ns, uint64_t jitter_seed);
+    void (*end)(void *storage); /* after the context; NULL: nothing */
     fsdp_alloc_policy policy;
-    bool has_data;
+    bool any_thread;     /* a context may be used from several threads */
+    bool has_data;       /* memory has content */
+    bool takes_time;     /* operations end some time after they were given */
+    bool bounded;        /* the device refuses at some point */
+    uint32_t n_programs; /* random ones, side by side with the model */
 } alloc_suite;
 
 /* Each returns how many tests failed. */
-int run_alloc_suite(const alloc_suite *suite);        /* sizes, budgets, numbers, errors, threads */
+int run_alloc_suite(const alloc_suite *suite); /* sizes, trim, numbers, errors */
+int run_alloc_limit_suite(
+    const alloc_suite *suite); /* budgets, a device that is full, what errors say, splits and merges */
+int run_alloc_host_suite(const alloc_suite *suite); /* threads, host memory */
+int run_alloc_stream_suite(
+    const alloc_suite *suite); /* streams that come and go, many fences, trim while work is running */
 int run_alloc_choice_suite(const alloc_suite *suite); /* which bytes come back */
 int run_alloc_order_suite(const alloc_suite *suite);  /* no bytes are handed over without an edge; none too many */
+int run_alloc_model_suite(const alloc_suite *suite);  /* random programs, the same as an independent model's */
 
 /* A context, four streams and an allocator. */
 typedef struct alloc_rig {
@@ -43,6 +54,8 @@ typedef struct alloc_rig {
 void alloc_rig_open(alloc_rig *r, const alloc_suite *suite, uint64_t jitter_ns, uint64_t jitter_seed,
                     uint64_t timeout_ns, const fsdp_host_allocator *host);
 void alloc_rig_close(alloc_rig *r);
+/* How much more memory the device gives; UINT64_MAX, as at first: as much as it has. */
+void device_limit(uint64_t bytes);
 int alloc_rig_setup(void **state); /* for CMocka: the initial state is an alloc_suite */
 int alloc_rig_teardown(void **state);
 

@@ -79,10 +79,10 @@ static void rank_open(member *r)
     r->device = t->suite->backend->device;
     r->comms = t->suite->backend->comm;
     r->sides = t->suite->backend->side;
-    fsdp_host_allocator none = {NULL, NULL, NULL};
+    fsdp_host_allocator none = {NULL, NULL, NULL, NULL};
     EXPECT_OK(fsdp__host_allocator_resolve(&none, &r->host));
     EXPECT(t->suite->config(r->config, t->group, r->rank, t->jitter_ns, t->jitter_seed) == r->config);
-    fsdp_device_args dev = {sizeof dev, r->config, &r->host, t->debug, t->timeout_ns};
+    fsdp_device_args dev = {sizeof dev, r->config, &r->host, t->debug, t->timeout_ns, NULL, NULL};
     r->caps.size = sizeof r->caps;
     EXPECT_OK(r->device->open(&dev, &r->dev, &r->caps));
     for (int i = 0; i < RANK_STREAMS; i++) EXPECT_OK(r->device->stream_create(r->dev, "rank", i == 1, &r->stream[i]));

@@ -52,11 +52,11 @@ fsdp_device_op gate_op(gate *g)
 bool fixture_open(fixture *f, const device_suite *suite, uint32_t debug, uint64_t jitter_ns, uint64_t jitter_seed)
 {
     *f = (fixture){.suite = suite, .ops = suite->backend->device};
-    fsdp_host_allocator none = {NULL, NULL, NULL};
+    fsdp_host_allocator none = {NULL, NULL, NULL, NULL};
     DO(fsdp__host_allocator_resolve(&none, &f->host));
     const void *config = suite->config(f->config, jitter_ns, jitter_seed);
     if (config == NULL && jitter_ns > 0) return false;
-    fsdp_device_args args = {sizeof args, config, &f->host, debug, 10ull * SECOND};
+    fsdp_device_args args = {sizeof args, config, &f->host, debug, 10ull * SECOND, NULL, NULL};
     f->caps.size = sizeof f->caps;
     DO(f->ops->open(&args, &f->dev, &f->caps));
     for (int i = 0; i < FIXTURE_GATES; i++) gate_init(&f->gate[i]);

@@ -99,7 +99,7 @@ static void a_local_group_has_1_to_64_ranks(void **state)
 
 static fsdp_status open_device(const fsdp_host_config *config, void **dev)
 {
-    fsdp_device_args args = {sizeof args, config, &libc_host, 0, SECOND};
+    fsdp_device_args args = {sizeof args, config, &libc_host, 0, SECOND, NULL, NULL};
     fsdp_device_caps caps = {.size = sizeof caps};
     return fsdp_host_backend()->device->open(&args, dev, &caps);
 }
@@ -218,7 +218,7 @@ typedef struct parts {
 static fsdp_status use_everything(const fsdp_host_allocator *host, parts *p)
 {
     const fsdp_backend *b = fsdp_host_backend();
-    fsdp_device_args dev = {sizeof dev, NULL, host, 0, SECOND};
+    fsdp_device_args dev = {sizeof dev, NULL, host, 0, SECOND, NULL, NULL};
     fsdp_device_caps caps = {.size = sizeof caps};
     uint32_t rank, world;
     fsdp_status status = b->device->open(&dev, &p->dev, &caps);
@@ -262,7 +262,7 @@ static void each_host_allocation_may_fail_and_nothing_leaks(void **state)
     (void)state;
     alarm(60);
     failing f = {.libc = libc_host};
-    fsdp_host_allocator host = {failing_alloc, failing_free, &f};
+    fsdp_host_allocator host = {failing_alloc, failing_free, &f, NULL};
     pthread_mutex_init(&f.lock, NULL);
     fsdp_status status = FSDP_ERR_NO_HOST_MEMORY;
     int n = 0;
@@ -293,7 +293,7 @@ int main(void)
         cmocka_unit_test(a_rank_opened_twice_is_refused),
         cmocka_unit_test(each_host_allocation_may_fail_and_nothing_leaks),
     };
-    fsdp_host_allocator none = {NULL, NULL, NULL};
+    fsdp_host_allocator none = {NULL, NULL, NULL, NULL};
     if (fsdp__host_allocator_resolve(&none, &libc_host) != FSDP_OK) return 1;
     int failed = run_device_suite(&device) + run_kernel_suite(&device);
     failed += run_comm_suite(&comm) + run_comm_error_suite(&comm) + run_side_suite(&comm);

@@ -71,7 +71,7 @@ static inline void make_lives(plan *p)
 {
     memset(p->life, 0xff, sizeof p->life);
     memset(p->visit_life, 0x77, sizeof p->visit_life);
-    fsdp_host_allocator host, libc = {NULL, NULL, NULL};
+    fsdp_host_allocator host, libc = {NULL, NULL, NULL, NULL};
     assert_int_equal(fsdp__host_allocator_resolve(&libc, &host), FSDP_OK);
     p->cursor.at = 0;
     assert_int_equal(fsdp__schedule_lives(&host, &p->schedule, &p->cursor, p->n_units, &p->lives), FSDP_OK);

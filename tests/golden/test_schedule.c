@@ -286,7 +286,7 @@ static void without_host_memory_there_are_no_lives(void **state)
     for (int n = 0; n < 2; n++) {
         plan p;
         int n_left = n;
-        fsdp_host_allocator host = {failing_alloc, plain_free, &n_left};
+        fsdp_host_allocator host = {failing_alloc, plain_free, &n_left, NULL};
         init_plan(&p, 1, "abccba", "");
         p.lives.n = 77;
         assert_int_equal(fsdp__schedule_lives(&host, &p.schedule, &p.cursor, p.n_units, &p.lives),
