@@ -63,7 +63,6 @@ static const fsdp__fence *find_fence(const fsdp_stream *t, uint64_t epoch)
 {
     uint64_t oldest = t->n_fences > FSDP__FENCES ? t->n_fences - FSDP__FENCES : 0;
     if (oldest < t->first_fence) oldest = t->first_fence;
-    if (FSDP__MUTATED(STALE_FENCE) && epoch - 1 > oldest) return &t->ring[(epoch - 2) % FSDP__FENCES];
     for (uint64_t i = epoch - 1 > oldest ? epoch - 1 : oldest; i < t->n_fences; i++) {
         const fsdp__fence *fence = &t->ring[i % FSDP__FENCES];
         if (fence->event != NULL) return fence;
@@ -71,11 +70,21 @@ static const fsdp__fence *find_fence(const fsdp_stream *t, uint64_t epoch)
     return NULL;
 }
 
+/* For a planted bug: the fence before this one, if it is still there. */
+static const fsdp__fence *one_before(const fsdp__clocks *clocks, const fsdp__fence *fence)
+{
+    const fsdp_stream *t = clocks->stream[fence->slot];
+    if (t == NULL || fence->epoch < t->first_fence + 2) return fence;
+    const fsdp__fence *before = &t->ring[(fence->epoch - 2) % FSDP__FENCES];
+    return before->event != NULL ? before : fence;
+}
+
 fsdp_status fsdp__wait_fence(fsdp_stream *s, const fsdp__fence *fence, fsdp_reason reason)
 {
     fsdp__clocks *clocks = &s->ctx->clocks;
     if (fence->epoch <= clocks->now[s->slot].at[fence->slot]) return FSDP_OK;
-    FSDP_TRY(fsdp__device_wait(s, fence, reason));
+    if (FSDP__MUTATED(STALE_FENCE)) FSDP_TRY(fsdp__device_wait(s, one_before(clocks, fence), reason));
+    else FSDP_TRY(fsdp__device_wait(s, fence, reason));
     fsdp__clock_max(&clocks->now[s->slot], &fence->snapshot, clocks->n_slots);
     if (FSDP__MUTATED(SNAPSHOT_AT_WAIT))
         fsdp__clock_max(&clocks->now[s->slot], &clocks->now[fence->slot], clocks->n_slots);

@@ -3,15 +3,22 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "check.h"
 
 enum { ALIGNMENT = 64 }; /* a cache line: no two allocations share one between threads */
+enum { HUGE_PAGE = 2 << 20 };
 
+/* What is large is read at random (maps of blocks, device memory of the host backend): huge pages spare the walks. */
 static void *libc_alloc(void *arg, size_t bytes, size_t alignment)
 {
     (void)arg;
-    return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    bool huge = bytes >= 2 * (size_t)HUGE_PAGE;
+    if (huge && alignment < HUGE_PAGE) alignment = HUGE_PAGE;
+    void *ptr = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (huge && ptr != NULL) (void)madvise(ptr, bytes, MADV_HUGEPAGE);
+    return ptr;
 }
 
 static void libc_free(void *arg, void *ptr, size_t bytes, size_t alignment)
