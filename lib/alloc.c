@@ -388,13 +388,18 @@ static fsdp_status grow_for(fsdp_allocator *a, uint64_t bytes, const char *owner
     uint64_t more = growth(a, bytes);
     char why[256];
     if (more == 0) {
-        snprintf(why, sizeof why, "the budget of %llu allows no more", (unsigned long long)a->config.budget_bytes);
-        return fsdp__allocator_fail(a, bytes, owner, why);
+        uint64_t budget = a->config.budget_bytes, room = budget - a->stats.reserved;
+        room -= room % a->ctx->caps.granularity;
+        if (room == 0) snprintf(why, sizeof why, "the budget of %llu allows no more", (unsigned long long)budget);
+        else
+            snprintf(why, sizeof why, "the budget of %llu allows %llu more", (unsigned long long)budget,
+                     (unsigned long long)room);
+        return fsdp__allocator_fail(a, bytes, room, owner, why);
     }
     fsdp_status status = grow(a, more, out_range);
     if (status != FSDP_ERR_NO_MEMORY) return status;
     snprintf(why, sizeof why, "the device says: %.200s", fsdp_last_error());
-    return fsdp__allocator_fail(a, bytes, owner, why);
+    return fsdp__allocator_fail(a, bytes, 0, owner, why);
 }
 
 /* The same where waiting would do, too: a device that is full is no error then, nor anybody's last one. */

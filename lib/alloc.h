@@ -54,7 +54,7 @@ void fsdp__allocator_settle_slot(fsdp_allocator *a, int slot);
 
 /* Append to text who holds what: owners by bytes, then all blocks. */
 void fsdp__allocator_describe(const fsdp_allocator *a, char *text, size_t text_bytes);
-/* NO_MEMORY with all that a caller can do about it. why: the last word on growth. */
-fsdp_status fsdp__allocator_fail(fsdp_allocator *a, uint64_t bytes, const char *owner, const char *why);
+/* NO_MEMORY with all that a caller can do about it. room: what it could still grow by; why: the last word on that. */
+fsdp_status fsdp__allocator_fail(fsdp_allocator *a, uint64_t bytes, uint64_t room, const char *owner, const char *why);
 
 #endif

@@ -68,6 +68,8 @@ void fsdp__allocator_describe(const fsdp_allocator *a, char *text, size_t text_b
                (unsigned long long)list[i].bytes, (unsigned long long)list[i].n, list[i].n == 1 ? "" : "s");
     for (size_t i = 0; i < a->ranges.n_segments; i++) {
         const fsdp__segment *seg = &a->ranges.segments[i];
+        if (a->ranges.n_segments > 1 && seg->bytes > 0)
+            append(text, text_bytes, "\n  segment %zu, %llu bytes:", i, (unsigned long long)seg->bytes);
         for (const fsdp__block *b = seg->first; b != NULL; b = (b->live ? b : b->last)->after) {
             char what[128] = "free";
             if (b->live)
@@ -78,7 +80,7 @@ void fsdp__allocator_describe(const fsdp_allocator *a, char *text, size_t text_b
     }
 }
 
-fsdp_status fsdp__allocator_fail(fsdp_allocator *a, uint64_t bytes, const char *owner, const char *why)
+fsdp_status fsdp__allocator_fail(fsdp_allocator *a, uint64_t bytes, uint64_t room, const char *owner, const char *why)
 {
     const fsdp_alloc_stats *st = &a->stats;
     uint64_t largest = 0, idle = 0;
@@ -91,9 +93,9 @@ fsdp_status fsdp__allocator_fail(fsdp_allocator *a, uint64_t bytes, const char *
     fsdp__allocator_describe(a, text, sizeof text);
     return fsdp__fail(FSDP_ERR_NO_MEMORY,
                       "allocator %s: no room for %llu bytes%s%.64s: %llu of %llu reserved bytes are live, the largest "
-                      "free range has %llu (that much would have fitted), and %s. Free something, ask for at most the "
-                      "largest range, or call fsdp_allocator_trim_host: %llu bytes are in wholly free segments%s",
+                      "free range has %llu, and %s: at most %llu would have fitted. Free something, ask for less, or "
+                      "call fsdp_allocator_trim_host: %llu bytes are in wholly free segments%s",
                       a->name, (unsigned long long)bytes, owner[0] ? " for " : "", owner,
                       (unsigned long long)st->allocated, (unsigned long long)st->reserved, (unsigned long long)largest,
-                      why, (unsigned long long)idle, text);
+                      why, (unsigned long long)(largest > room ? largest : room), (unsigned long long)idle, text);
 }

@@ -24,7 +24,7 @@ static void beyond_the_budget_the_error_says_what_is_in_the_way(void **state)
     assert_said("allocator small: no room for 40192 bytes");
     assert_said("32768 of 49152 reserved bytes are live");
     assert_said("the largest free range has 16384");
-    assert_said("the budget of 65536 allows no more");
+    assert_said("the budget of 65536 allows 16384 more: at most 16384 would have fitted");
     assert_said("16384 bytes  live on a"); /* the table: who holds the rest */
     assert_said("16384 bytes  live on c");
     assert_said("16384 bytes  free");
