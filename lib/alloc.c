@@ -12,8 +12,11 @@
 #include "mutate.h"
 #include "stream.h"
 
-/* Fits looked at, smallest first, for each doubling of the size, before one that needs a wait is taken. */
-enum { CANDIDATES = 32 };
+enum {
+    CANDIDATES =
+        32, /* fits looked at, smallest first, for each doubling of the size, before one that needs a wait is taken */
+    FRAGMENTS = 32 /* of each of them, looked at for a run that needs none */
+};
 
 /* Pending fragments leave as their stream's clock comes to cover them, in any order. */
 static void settle_pending(fsdp_allocator *a)
@@ -251,15 +254,39 @@ static place high_end(fsdp__block *range, uint64_t bytes, const fsdp__clock *now
     return p;
 }
 
-/* The better end of a range: one that is covered, else the one freed longer ago, else the low one. */
-static inline place best_end(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
+/* The first run of covered fragments, of the lowest ones, that is large enough; range NULL: there is none. */
+static place covered_run(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
+{
+    place run = {range, 0, 0, true};
+    uint64_t seen = 0;
+    const fsdp__block *f = range;
+    for (int n = 0; n < FRAGMENTS && f != range->last->after; n++, f = f->after) {
+        if (!fsdp__frontier_covered(now, &f->use)) {
+            seen = 0;
+            continue;
+        }
+        if (seen == 0) run.begin = f->begin;
+        seen += f->bytes;
+        if (seen >= bytes) return run;
+    }
+    return (place){NULL, 0, 0, false};
+}
+
+/* The best place in a range: a covered end, the low one first; where growing is the other choice, a covered run between them
+ * (where it is waiting, cutting a range in its middle is too dear); else the end freed longer ago. */
+static inline place best_place(const fsdp_allocator *a, fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
 {
     place low = low_end(range, bytes, now);
     if (low.covered || range->range_bytes == bytes) return low;
     place high = high_end(range, bytes, now);
     if (FSDP__MUTATED(WRONG_END) && range->last->last != range->last)
         high.covered = fsdp__frontier_covered(now, &range->last->before->use);
-    return high.covered || high.freed < low.freed ? high : low;
+    if (high.covered) return high;
+    if (a->config.policy == FSDP_ALLOC_GROW_FIRST && range->after != range->last) {
+        place between = covered_run(range, bytes, now);
+        if (between.range != NULL) return between;
+    }
+    return high.freed < low.freed ? high : low;
 }
 
 /* (a) the smallest fit that is covered; (b) else, of those looked at, the one freed longest ago. */
@@ -270,7 +297,7 @@ static place find_place(const fsdp_allocator *a, uint64_t bytes, const fsdp_stre
     int looked_at = 0;
     fsdp__block *r = fsdp__ranges_best(&a->ranges, bytes);
     while (r != NULL) {
-        place p = best_end(r, bytes, now);
+        place p = best_place(a, r, bytes, now);
         if (FSDP__MUTATED(EVERYTHING_COVERED_BY_OWN) && r->slot == s->slot) p.covered = true;
         if (p.covered) return p;
         if (oldest.range == NULL || p.freed < oldest.freed) oldest = p;
@@ -437,7 +464,7 @@ static fsdp_status alloc_block(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s
     }
 
     fsdp__need need;
-    if (!p.covered) memset(&need, 0, sizeof need);
+    need.slots = 0;
     uint64_t hash = a->stats.trace_hash;
     fsdp__block *block = take(a, &p, bytes, s, owner, &need);
     block->until_free = (uint16_t)(1u << s->slot);

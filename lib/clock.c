@@ -14,10 +14,7 @@ static fsdp__point point_now(const fsdp_stream *s) { return fsdp__epoch(s) * FSD
 
 static void need_point(fsdp__need *need, fsdp__point point, fsdp_reason reason)
 {
-    uint64_t slot = point % FSDP__SLOTS, epoch = point / FSDP__SLOTS;
-    if (epoch <= need->clock.at[slot]) return;
-    need->clock.at[slot] = epoch;
-    need->reason[slot] = (uint8_t)reason;
+    fsdp__need_epoch(need, point % FSDP__SLOTS, point / FSDP__SLOTS, reason);
 }
 
 void fsdp__need_read(fsdp__need *need, const fsdp__edges *edges) { need_point(need, edges->written, FSDP_REASON_READ); }
@@ -108,8 +105,10 @@ static int count_settled(const fsdp__clocks *clocks, const fsdp_stream *s, const
                          const fsdp__fence *fence)
 {
     int n = 0;
-    for (int t = 0; t < clocks->n_slots; t++)
+    for (uint32_t bits = need->slots; bits != 0; bits &= bits - 1) {
+        int t = __builtin_ctz(bits);
         n += need->clock.at[t] > clocks->now[s->slot].at[t] && fence->snapshot.at[t] >= need->clock.at[t];
+    }
     return n;
 }
 
@@ -121,7 +120,8 @@ fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need)
     for (;;) {
         const fsdp__fence *best = NULL;
         int best_settled = 0, n_missing = 0;
-        for (int t = 0; t < clocks->n_slots; t++) {
+        for (uint32_t bits = need->slots; bits != 0; bits &= bits - 1) {
+            int t = __builtin_ctz(bits);
             if (need->clock.at[t] <= clocks->now[s->slot].at[t]) continue;
             if (FSDP__MUTATED(RING_OVERWRITTEN) && need->clock.at[t] + FSDP__FENCES <= clocks->stream[t]->n_fences)
                 continue;

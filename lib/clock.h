@@ -52,8 +52,9 @@ typedef struct fsdp__clocks {
 
 /* What an operation needs before it may run, gathered over all its ranges before anything waits. */
 typedef struct fsdp__need {
-    fsdp__clock clock;
+    uint32_t slots;              /* bit t: stream t is needed; what follows has a meaning only there. 0: nothing is */
     uint8_t reason[FSDP__SLOTS]; /* fsdp_reason of the range that set clock.at[t] */
+    fsdp__clock clock;
 } fsdp__need;
 
 /* An epoch of a stream: epoch × FSDP__SLOTS + slot; 0: none. */
@@ -66,6 +67,14 @@ typedef struct fsdp__edges {
     uint64_t n_reads;
     fsdp__point read[FSDP__SLOTS]; /* at most one a slot */
 } fsdp__edges;
+
+static inline void fsdp__need_epoch(fsdp__need *need, uint64_t slot, uint64_t epoch, fsdp_reason reason)
+{
+    if (epoch == 0 || ((need->slots >> slot & 1u) && epoch <= need->clock.at[slot])) return;
+    need->slots |= 1u << slot;
+    need->clock.at[slot] = epoch;
+    need->reason[slot] = (uint8_t)reason;
+}
 
 static inline void fsdp__clock_max(fsdp__clock *into, const fsdp__clock *other, int n_slots)
 {

@@ -139,14 +139,16 @@ void fsdp__frontier_raise(fsdp__wides *wides, fsdp__frontier *f, const fsdp__clo
 uint32_t fsdp__need_frontier(fsdp__need *need, const fsdp__frontier *f, const fsdp__clock *now, fsdp_reason reason)
 {
     uint32_t missing = 0;
-    fsdp__clock clock;
-    fsdp__frontier_clock(f, &clock);
-    for (int t = 0; t < FSDP__SLOTS; t++) {
-        if (clock.at[t] <= now->at[t]) continue;
+    for (int t = 0; f->wide != NULL && t < FSDP__SLOTS; t++) {
+        if (f->wide->clock.at[t] <= now->at[t]) continue;
         missing |= 1u << t;
-        if (clock.at[t] <= need->clock.at[t]) continue;
-        need->clock.at[t] = clock.at[t];
-        need->reason[t] = (uint8_t)reason;
+        fsdp__need_epoch(need, (uint64_t)t, f->wide->clock.at[t], reason);
+    }
+    for (int i = 0; i < 2; i++) {
+        uint64_t t = f->point[i] % FSDP__SLOTS, epoch = f->point[i] / FSDP__SLOTS;
+        if (epoch <= now->at[t]) continue;
+        missing |= 1u << t;
+        fsdp__need_epoch(need, t, epoch, reason);
     }
     return missing;
 }

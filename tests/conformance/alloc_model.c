@@ -258,13 +258,30 @@ static place look_at(const model *m, uint32_t segment, uint32_t first, uint32_t 
     return (place){true, covered(m, slot, &clock), segment, first, freed};
 }
 
-/* Of a range: the low end, then the high one. */
-static place better_end(const model *m, const range *r, uint32_t n, int slot)
+/* The first n pages of the range's lowest pieces that all are covered. */
+static place covered_run(const model *m, const range *r, uint32_t n, int slot)
+{
+    uint32_t pieces = 0, run = 0;
+    for (uint32_t i = r->first; i < r->first + r->n; i++) {
+        const model_piece *piece = piece_at(m, r->segment, i);
+        if (i == r->first || piece != piece_at(m, r->segment, i - 1)) pieces++;
+        if (pieces > MODEL_FRAGMENTS) break;
+        run = covered(m, slot, &piece->clock) ? run + 1 : 0;
+        if (run == n) return (place){true, true, r->segment, i + 1 - n, 0};
+    }
+    return (place){0};
+}
+
+/* Of a range: the low end, the high one, what lies between. */
+static place better_place(const model *m, const range *r, uint32_t n, int slot)
 {
     place low = look_at(m, r->segment, r->first, n, slot), high;
     if (low.covered || r->n == n) return low;
     high = look_at(m, r->segment, r->first + r->n - n, n, slot);
-    return high.covered || high.freed < low.freed ? high : low;
+    if (high.covered) return high;
+    place between = m->policy == FSDP_ALLOC_GROW_FIRST ? covered_run(m, r, n, slot) : (place){0};
+    if (between.found) return between;
+    return high.freed < low.freed ? high : low;
 }
 
 static place find_place(const model *m, uint32_t n, int slot)
@@ -274,7 +291,7 @@ static place find_place(const model *m, uint32_t n, int slot)
     place oldest = {0};
     for (uint32_t i = 0; i < count; i++) {
         if (list[i].n < at_least) continue;
-        place p = better_end(m, &list[i], n, slot);
+        place p = better_place(m, &list[i], n, slot);
         if (p.covered) return p;
         if (!oldest.found || p.freed < oldest.freed) oldest = p;
         if (++looked_at % MODEL_CANDIDATES == 0) at_least = 2 * list[i].n;

@@ -16,6 +16,7 @@ enum {
     MODEL_SLOTS = 16,      /* streams at a time */
     MODEL_FENCES = 64,     /* fences kept a stream */
     MODEL_CANDIDATES = 32, /* fits looked at before the search jumps to twice the size */
+    MODEL_FRAGMENTS = 32,  /* pieces of each of them, for a run that needs no wait */
     MODEL_PAGES = 1 << 16, /* over all segments that ever were */
     MODEL_SEGMENTS = 1024,
     MODEL_PIECES = 1 << 15,
