@@ -52,6 +52,8 @@ uint64_t fsdp__allocator_step(fsdp_allocator *a);
 /* Nothing of this slot is pending any more: its stream is gone, and idle. */
 void fsdp__allocator_settle_slot(fsdp_allocator *a, int slot);
 
+/* Bytes of the largest free range. */
+uint64_t fsdp__allocator_largest(const fsdp_allocator *a);
 /* Append to text who holds what: owners by bytes, then all blocks. */
 void fsdp__allocator_describe(const fsdp_allocator *a, char *text, size_t text_bytes);
 /* NO_MEMORY with all that a caller can do about it. room: what it could still grow by; why: the last word on that. */

@@ -80,14 +80,20 @@ void fsdp__allocator_describe(const fsdp_allocator *a, char *text, size_t text_b
     }
 }
 
+uint64_t fsdp__allocator_largest(const fsdp_allocator *a)
+{
+    uint64_t largest = 0;
+    for (fsdp__block *r = fsdp__ranges_best(&a->ranges, 1); r != NULL; r = fsdp__ranges_next(&a->ranges, r))
+        largest = r->range_bytes;
+    return largest;
+}
+
 fsdp_status fsdp__allocator_fail(fsdp_allocator *a, uint64_t bytes, uint64_t room, const char *owner, const char *why)
 {
     const fsdp_alloc_stats *st = &a->stats;
-    uint64_t largest = 0, idle = 0;
-    for (fsdp__block *r = fsdp__ranges_best(&a->ranges, 1); r != NULL; r = fsdp__ranges_next(&a->ranges, r)) {
-        largest = r->range_bytes;
-        if (fsdp__ranges_is_free(&a->ranges, r->segment)) idle += r->range_bytes;
-    }
+    uint64_t largest = fsdp__allocator_largest(a), idle = 0;
+    for (uint32_t i = 0; i < a->ranges.n_segments; i++)
+        if (a->ranges.segments[i].bytes > 0 && fsdp__ranges_is_free(&a->ranges, i)) idle += a->ranges.segments[i].bytes;
     fsdp__allocator_note(a, FSDP__ALLOC_EVENT_OUT_OF_MEMORY, NULL, bytes, owner);
     char text[6144] = "";
     fsdp__allocator_describe(a, text, sizeof text);

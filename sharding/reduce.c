@@ -24,11 +24,14 @@ fsdp_status fsdp__take_grads(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, 
         char text[4096] = "";
         fsdp__allocator_note(pool, FSDP__ALLOC_EVENT_OUT_OF_MEMORY, NULL, unit->grad_bytes, unit->name);
         fsdp__allocator_describe(pool, text, sizeof text);
-        return fsdp__fail(
-            FSDP_ERR_NO_MEMORY,
-            "unit %s: %llu gradient bytes have no place in the grad range of %llu: this visit is not the "
-            "pass's next one, and open backward windows leave no gap. Close units, or declare this order as a pass%s",
-            unit->name, (unsigned long long)unit->grad_bytes, (unsigned long long)model->plan.memory.grad, text);
+        return fsdp__fail(FSDP_ERR_NO_MEMORY,
+                          "unit %s: its %llu gradient bytes have no place in the grad range of %llu: open backward "
+                          "windows have %llu, and "
+                          "%llu are free in pieces of at most %llu. Close units, or declare this order as a pass%s",
+                          unit->name, (unsigned long long)unit->grad_bytes, (unsigned long long)model->plan.memory.grad,
+                          (unsigned long long)pool->stats.allocated,
+                          (unsigned long long)(pool->stats.reserved - pool->stats.allocated),
+                          (unsigned long long)fsdp__allocator_largest(pool), text);
     }
     fsdp__edges_clear(&unit->grad_edges);
     model->n_grads++;

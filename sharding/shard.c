@@ -22,6 +22,24 @@ static fsdp_status alloc_range(fsdp_model *model, const char *what, uint64_t byt
     return explain(model, fsdp__device_alloc(model->ctx, bytes, kind, out), what, bytes);
 }
 
+/* A held unit has its bytes for good, from before its first gather: no hook off plan can be given them. */
+static fsdp_status take_held_places(fsdp_model *model)
+{
+    for (size_t i = 0; i < model->n_units; i++) {
+        fsdp_unit *unit = model->units[i];
+        unit->full = NULL;
+        if (!fsdp__unit_held(unit) || unit->full_bytes == 0) continue;
+        fsdp__need need = {0}; /* nobody has had them before */
+        FSDP_TRY(fsdp__allocator_reserve(model->gather_pool));
+        unit->full = fsdp__allocator_take_at(model->gather_pool, unit->full_place, unit->full_bytes,
+                                             model->ctx->lanes[FSDP_LANE_GATHER], unit->name, &need);
+        assert(unit->full != NULL);
+        fsdp__edges_clear(&unit->full_edges);
+        unit->full_version = UINT64_MAX; /* of no version: not gathered */
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status alloc_ranges(fsdp_model *model)
 {
     fsdp_context *ctx = model->ctx;
@@ -32,6 +50,7 @@ static fsdp_status alloc_ranges(fsdp_model *model)
     FSDP_TRY(alloc_range(model, "scratch", m->scratch, FSDP_MEMORY_KIND_DEVICE, &model->scratch));
     FSDP_TRY(explain(model, fsdp__allocator_create_range(ctx, model->name, "gather", m->gather, &model->gather_pool),
                      "gathered parameters", m->gather));
+    FSDP_TRY(take_held_places(model));
     FSDP_TRY(explain(model, fsdp__allocator_create_range(ctx, model->name, "grad", m->grad, &model->grad_pool),
                      "full gradients", m->grad));
     void *reports;

@@ -90,14 +90,18 @@ static bool evict(fsdp_model *model)
 static fsdp_status fail_no_place(const fsdp_unit *unit)
 {
     const fsdp_model *model = unit->model;
+    uint64_t allocated = model->gather_pool->stats.allocated;
     char text[4096] = "";
     fsdp__allocator_note(model->gather_pool, FSDP__ALLOC_EVENT_OUT_OF_MEMORY, NULL, unit->full_bytes, unit->name);
     fsdp__allocator_describe(model->gather_pool, text, sizeof text);
-    return fsdp__fail(
-        FSDP_ERR_NO_MEMORY,
-        "unit %s: %llu bytes have no place in the gather range of %llu: this visit is not the pass's next "
-        "one, and the open units leave no gap. Close units, or declare this order as a pass%s",
-        unit->name, (unsigned long long)unit->full_bytes, (unsigned long long)model->plan.memory.gather, text);
+    return fsdp__fail(FSDP_ERR_NO_MEMORY,
+                      "unit %s: its %llu bytes have no place in the gather range of %llu: open and held units have "
+                      "%llu, and %llu are "
+                      "free in pieces of at most %llu. Close units, or declare this order as a pass%s",
+                      unit->name, (unsigned long long)unit->full_bytes, (unsigned long long)model->plan.memory.gather,
+                      (unsigned long long)allocated,
+                      (unsigned long long)(model->gather_pool->stats.reserved - allocated),
+                      (unsigned long long)fsdp__allocator_largest(model->gather_pool), text);
 }
 
 /* Find bytes for the unit: planned, else (only when it is needed now) best fit, at the cost of what is gathered and not

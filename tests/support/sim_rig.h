@@ -45,9 +45,9 @@ static inline void *open_comm(rig *r, const fsdp_sim_config *config, uint32_t in
 static inline void open_rig(rig *r, const fsdp_sim_config *config, uint32_t debug)
 {
     *r = (rig){.backend = fsdp_sim_backend(), .device = fsdp_sim_backend()->device};
-    const fsdp_host_allocator libc = {NULL, NULL, NULL};
+    const fsdp_host_allocator libc = {NULL, NULL, NULL, NULL};
     assert_int_equal(fsdp__host_allocator_resolve(&libc, &r->host), FSDP_OK);
-    fsdp_device_args args = {sizeof args, config, &r->host, debug, FOREVER};
+    fsdp_device_args args = {sizeof args, config, &r->host, debug, FOREVER, NULL, NULL};
     assert_int_equal(r->device->open(&args, &r->dev, &r->caps), FSDP_OK);
     assert_int_equal(r->device->stream_create(r->dev, "a", false, &r->a), FSDP_OK);
     assert_int_equal(r->device->stream_create(r->dev, "b", true, &r->b), FSDP_OK);

@@ -306,13 +306,13 @@ fsdp_status toy_values(toy *t, fsdp_value value, float *out)
 }
 
 /* This rank's part of every parameter, straight from its shards, which are host memory here. */
-static void take_masters(toy *t)
+static fsdp_status take_masters(toy *t)
 {
     float *out = t->masters;
     for (uint32_t u = 0; u < t->shape.n_units; u++) {
         const fsdp_shard_segment *segments = NULL;
         uint32_t n = 0;
-        if (fsdp_unit_shard(t->unit[u], &segments, &n) != FSDP_OK) abort();
+        TOY_TRY(fsdp_unit_shard(t->unit[u], &segments, &n));
         for (uint32_t i = 0; i < t->shape.unit[u].n_params; i++) {
             const toy_param *param = &t->shape.unit[u].param[i];
             for (uint32_t k = 0; k < n; k++)
@@ -322,6 +322,7 @@ static void take_masters(toy *t)
             out += param->elems;
         }
     }
+    return FSDP_OK;
 }
 
 fsdp_status toy_finish(toy *t)
@@ -331,11 +332,15 @@ fsdp_status toy_finish(toy *t)
     TOY_TRY(fsdp_model_stats_get(t->model, &r->stats));
     TOY_TRY(fsdp_context_counters(t->ctx, &r->done));
     if (!t->config->sim) TOY_TRY(fsdp_model_hash(t->model, &r->hash));
-    if (!t->config->sim && t->config->values) take_masters(t); /* the hash has waited for who wrote them */
+    if (!t->config->sim && t->config->values) { /* the hash has waited for who wrote them */
+        fsdp_status status = take_masters(t);
+        if (status != FSDP_OK) return status;
+    }
     if (t->trace != NULL) {
         TOY_TRY(fsdp_trace_stop_host(t->trace));
         r->n_records = fsdp_trace_count(t->trace);
         r->races = hb_check(t->trace, r->race, sizeof r->race);
+        if (t->config->tape) TOY_CHECK((r->tape = toy_tape_take(t)) != NULL);
     }
     return FSDP_OK;
 }
@@ -351,6 +356,7 @@ fsdp_status toy_train(toy *t)
 typedef struct rank {
     const toy_config *config;
     fsdp_local *local;
+    explore *x;
     toy_script script;
     toy_result *result;
     float *masters;
@@ -366,6 +372,7 @@ static void *rank_main(void *arg)
     if (t == NULL) abort();
     t->config = r->config;
     t->local = r->local;
+    t->x = r->x;
     t->result = r->result;
     t->masters = r->masters;
     t->arg = r->arg;
@@ -390,21 +397,54 @@ static float *new_masters(const toy_config *config)
     return masters;
 }
 
-bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result *results)
+static void run_threads(rank *ranks, uint32_t n)
 {
-    uint32_t n = config->sim ? 1 : config->world;
-    rank ranks[TOY_WORLD];
     fsdp_local *local = NULL;
-    toy_results_free(results, n);
-    memset(results, 0, n * sizeof *results);
-    if (!config->sim && fsdp_local_create(n, NULL, &local) != FSDP_OK) abort();
-    if (config->values) results[0].master = new_masters(config);
+    if (!ranks->config->sim && fsdp_local_create(n, NULL, &local) != FSDP_OK) abort();
     for (uint32_t r = 0; r < n; r++) {
-        ranks[r] = (rank){config, local, script, &results[r], results[0].master, arg, r, 0};
+        ranks[r].local = local;
         if (pthread_create(&ranks[r].thread, NULL, rank_main, &ranks[r]) != 0) abort();
     }
     for (uint32_t r = 0; r < n; r++) pthread_join(ranks[r].thread, NULL);
     fsdp_local_destroy(local);
+}
+
+static void explored_main(uint32_t number, void *ranks) { rank_main((rank *)ranks + number); }
+
+static void run_explored(rank *ranks, uint32_t n)
+{
+    explore_config order = ranks->config->order;
+    order.world = n;
+    order.host_memory = true; /* losses are summed from where kernels leave them */
+    explore *x = explore_open(&order);
+    if (x == NULL) abort();
+    for (uint32_t r = 0; r < n; r++) ranks[r].x = x;
+    explore_run_ranks(x, explored_main, ranks);
+    toy_result *result = ranks->result;
+    const char *complaint = explore_complaint(x);
+    if (complaint != NULL) snprintf(result->complaint, sizeof result->complaint, "%s", complaint);
+    result->order_hash = explore_hash(x);
+    result->n_order_steps = explore_steps(x);
+    if (ranks->config->schedule && (result->schedule = strdup(explore_schedule(x))) == NULL) abort();
+    explore_close(x);
+}
+
+bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result *results)
+{
+    uint32_t n = config->sim ? 1 : config->world;
+    rank ranks[TOY_WORLD];
+    toy_results_free(results, n);
+    memset(results, 0, n * sizeof *results);
+    if (config->values) results[0].master = new_masters(config);
+    for (uint32_t r = 0; r < n; r++)
+        ranks[r] = (rank){.config = config,
+                          .script = script,
+                          .result = &results[r],
+                          .masters = results[0].master,
+                          .arg = arg,
+                          .number = r};
+    if (config->explored) run_explored(ranks, n);
+    else run_threads(ranks, n);
     /* Whoever was aborted tells less than who aborted. */
     const char *first = NULL;
     for (uint32_t r = 0; r < n; r++) {
@@ -417,6 +457,12 @@ bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result 
 
 void toy_results_free(toy_result *results, uint32_t n)
 {
-    for (uint32_t r = 0; r < n; r++) free(results[r].master);
-    for (uint32_t r = 0; r < n; r++) results[r].master = NULL;
+    for (uint32_t r = 0; r < n; r++) {
+        free(results[r].master);
+        free(results[r].schedule);
+        toy_tape_free(results[r].tape);
+        results[r].master = NULL;
+        results[r].schedule = NULL;
+        results[r].tape = NULL;
+    }
 }

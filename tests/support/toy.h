@@ -8,8 +8,10 @@
 #ifndef TOY_H
 #define TOY_H
 
+#include "explore.h"
 #include "fsdp/fsdp.h"
 #include "toy_math.h"
+#include "toy_tape.h"
 
 enum { TOY_STEPS = 200, TOY_WORLD = 8, TOY_LINES = 128, TOY_SCRATCH_BYTES = 1 << 16 };
 static const uint64_t toy_timeout_ns = 100000000000ull;
@@ -84,6 +86,9 @@ typedef struct toy_config {
     bool alternate;     /* every other micro-step on the second stream, with rows of its own */
     bool touch;         /* kernels' accesses stand on the tape, as copies */
     bool trace, values; /* what the result is wanted to have besides: a verdict; the masters */
+    bool explored;      /* on the exploration device, in this order of steps; its world and memory are set by toy_run */
+    explore_config order;
+    bool tape, schedule; /* what the result is wanted to have besides: the tape itself (with trace); order's schedule */
 } toy_config;
 
 /* One rank, depth 1, fp32, three steps. */
@@ -99,6 +104,10 @@ typedef struct toy_result {
     fsdp_model_stats stats;
     size_t races;
     char race[640];
+    char complaint[1024]; /* the exploration device's, on rank 0; "" if none */
+    uint64_t order_hash, n_order_steps;
+    char *schedule; /* on rank 0 */
+    toy_tape *tape;
     uint64_t n_records;
     float *master; /* every parameter, in registration order, on rank 0 */
     uint64_t n_master;
@@ -114,6 +123,7 @@ typedef struct toy {
     void *arg;
     uint32_t rank;
     fsdp_local *local;
+    explore *x;
     toy_shape shape;
     toy_program program;
     fsdp_context *ctx;

@@ -7,7 +7,7 @@
 
 #include "toy.h"
 
-enum { TRACE_RECORDS = 1 << 16 };
+enum { TRACE_RECORDS = 1 << 16, EXPLORED_RECORDS = 1 << 13 }; /* few: a test explores thousands of short runs */
 
 static fsdp_status open_context(toy *t)
 {
@@ -22,8 +22,9 @@ static fsdp_status open_context(toy *t)
     sim.link = (fsdp_link){1000, 10000000000ull};
     sim.kernel_latency_ns = 100;
     fsdp_config config = FSDP_CONFIG_INIT;
-    config.backend = c->sim ? fsdp_sim_backend() : fsdp_host_backend();
-    config.backend_config = c->sim ? (const void *)&sim : &host;
+    explore_rank explored = {sizeof explored, t->x, t->rank};
+    config.backend = c->explored ? explore_backend() : c->sim ? fsdp_sim_backend() : fsdp_host_backend();
+    config.backend_config = c->explored ? (const void *)&explored : c->sim ? (const void *)&sim : &host;
     config.debug = c->debug;
     config.reduce_comm = c->reduce_comm;
     TOY_TRY(fsdp_context_create(&config, &t->ctx));
@@ -128,7 +129,8 @@ fsdp_status toy_open(toy *t)
     TOY_TRY(fsdp_model_seal(t->model));
     TOY_TRY(fsdp_model_memory(t->model, &t->result->memory));
     TOY_TRY(fsdp_context_counters(t->ctx, &t->result->sealed));
-    if (t->config->trace) TOY_TRY(fsdp_trace_start(t->ctx, TRACE_RECORDS, &t->trace));
+    uint64_t n_records = t->config->explored ? EXPLORED_RECORDS : TRACE_RECORDS;
+    if (t->config->trace) TOY_TRY(fsdp_trace_start(t->ctx, n_records, &t->trace));
     TOY_TRY(fsdp_model_fill(t->model, fill, t, FSDP_DTYPE_FP32));
     if (t->config->optimizer != TOY_ADAMW) TOY_TRY(open_own_moments(t));
     return FSDP_OK;

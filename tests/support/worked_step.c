@@ -37,7 +37,7 @@ static const char *label_of(int unit) { return unit == NONE ? "" : unit_name[uni
 
 void worked_open(worked_step *w, uint64_t max_records)
 {
-    static const fsdp_host_allocator libc = {NULL, NULL, NULL};
+    static const fsdp_host_allocator libc = {NULL, NULL, NULL, NULL};
     static const char *const name[4] = {"gather", "reduce", "copy", "compute"};
     memset(w, 0, sizeof *w);
     w->leave_out = WORKED_NO_WAIT;
