@@ -5,18 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "alloc_place.h"
 #include "check.h"
 #include "context.h"
 #include "device.h"
 #include "hash.h"
 #include "mutate.h"
 #include "stream.h"
-
-enum {
-    CANDIDATES =
-        32, /* fits looked at, smallest first, for each doubling of the size, before one that needs a wait is taken */
-    FRAGMENTS = 32 /* of each of them, looked at for a run that needs none */
-};
 
 /* Pending fragments leave as their stream's clock comes to cover them, in any order. */
 static void settle_pending(fsdp_allocator *a)
@@ -214,99 +209,6 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
     return FSDP_OK;
 }
 
-/* ---- Where ---- */
-
-/* A place in a free range. */
-typedef struct place {
-    fsdp__block *range;
-    uint64_t begin;
-    uint64_t freed; /* newest free() among what it covers */
-    bool covered;
-} place;
-
-static inline void look_at(place *p, const fsdp__block *f, const fsdp__clock *now)
-{
-    if (!fsdp__frontier_covered(now, &f->use)) p->covered = false;
-    if (f->freed > p->freed) p->freed = f->freed;
-}
-
-static inline place low_end(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
-{
-    place p = {range, range->begin, 0, true};
-    const fsdp__block *f = range;
-    look_at(&p, f, now);
-    for (uint64_t seen = f->bytes; seen < bytes; seen += f->bytes) {
-        f = f->after;
-        look_at(&p, f, now);
-    }
-    return p;
-}
-
-static place high_end(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
-{
-    place p = {range, range->begin + range->range_bytes - bytes, 0, true};
-    const fsdp__block *f = range->last;
-    look_at(&p, f, now);
-    for (uint64_t seen = f->bytes; seen < bytes; seen += f->bytes) {
-        f = f->before;
-        look_at(&p, f, now);
-    }
-    return p;
-}
-
-/* The first run of covered fragments, of the lowest ones, that is large enough; range NULL: there is none. */
-static place covered_run(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
-{
-    place run = {range, 0, 0, true};
-    uint64_t seen = 0;
-    const fsdp__block *f = range;
-    for (int n = 0; n < FRAGMENTS && f != range->last->after; n++, f = f->after) {
-        if (!fsdp__frontier_covered(now, &f->use)) {
-            seen = 0;
-            continue;
-        }
-        if (seen == 0) run.begin = f->begin;
-        seen += f->bytes;
-        if (seen >= bytes) return run;
-    }
-    return (place){NULL, 0, 0, false};
-}
-
-/* The best place in a range: a covered end, the low one first; where growing is the other choice, a covered run between them
- * (where it is waiting, cutting a range in its middle is too dear); else the end freed longer ago. */
-static inline place best_place(const fsdp_allocator *a, fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
-{
-    place low = low_end(range, bytes, now);
-    if (low.covered || range->range_bytes == bytes) return low;
-    place high = high_end(range, bytes, now);
-    if (FSDP__MUTATED(WRONG_END) && range->last->last != range->last)
-        high.covered = fsdp__frontier_covered(now, &range->last->before->use);
-    if (high.covered) return high;
-    if (a->config.policy == FSDP_ALLOC_GROW_FIRST && range->after != range->last) {
-        place between = covered_run(range, bytes, now);
-        if (between.range != NULL) return between;
-    }
-    return high.freed < low.freed ? high : low;
-}
-
-/* (a) the smallest fit that is covered; (b) else, of those looked at, the one freed longest ago. */
-static place find_place(const fsdp_allocator *a, uint64_t bytes, const fsdp_stream *s)
-{
-    const fsdp__clock *now = &a->ctx->clocks.now[s->slot];
-    place oldest = {NULL, 0, 0, false};
-    int looked_at = 0;
-    fsdp__block *r = fsdp__ranges_best(&a->ranges, bytes);
-    while (r != NULL) {
-        place p = best_place(a, r, bytes, now);
-        if (FSDP__MUTATED(EVERYTHING_COVERED_BY_OWN) && r->slot == s->slot) p.covered = true;
-        if (p.covered) return p;
-        if (oldest.range == NULL || p.freed < oldest.freed) oldest = p;
-        r = ++looked_at % CANDIDATES != 0 ? fsdp__ranges_next(&a->ranges, r)
-                                          : fsdp__ranges_best(&a->ranges, 2 * r->range_bytes);
-    }
-    return oldest;
-}
-
 /* ---- Taking and giving ---- */
 
 /* What the block waits for goes on record, and into the hash, stream by stream. */
@@ -324,8 +226,8 @@ static inline uint64_t extend(uint64_t hash, uint64_t offset, const fsdp__block 
     return fsdp__mix(hash ^ (offset + block->bytes * 0x9e3779b97f4a7c15ull + what * 0xc2b2ae3d27d4eb4full));
 }
 
-static inline fsdp__block *take(fsdp_allocator *a, const place *p, uint64_t bytes, fsdp_stream *s, const char *owner,
-                                fsdp__need *need)
+static inline fsdp__block *take(fsdp_allocator *a, const fsdp__place *p, uint64_t bytes, fsdp_stream *s,
+                                const char *owner, fsdp__need *need)
 {
     fsdp__block *block = fsdp__ranges_take(&a->ranges, p->range, p->begin, bytes);
     block->slot = (uint8_t)s->slot;
@@ -348,7 +250,7 @@ fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_
                                      const char *owner, fsdp__need *need)
 {
     if (a->ranges.n_segments == 0) return NULL;
-    place p = {NULL, a->ranges.segments[0].begin + offset, 0, false};
+    fsdp__place p = {NULL, a->ranges.segments[0].begin + offset, 0, false};
     p.range = fsdp__ranges_at(&a->ranges, p.begin, bytes);
     return p.range != NULL ? take(a, &p, bytes, s, owner, need) : NULL;
 }
@@ -356,7 +258,7 @@ fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_
 fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
                                   fsdp__need *need)
 {
-    place p = find_place(a, bytes, s);
+    fsdp__place p = fsdp__place_find(a, bytes, s);
     return p.range != NULL ? take(a, &p, bytes, s, owner, need) : NULL;
 }
 
@@ -456,11 +358,11 @@ static fsdp_status alloc_block(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s
     FSDP_TRY(fsdp__ranges_reserve(&a->ranges));
     if (!fsdp__table_reserve(&a->ctx->host, &a->live))
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "allocator %s: no host memory for the table of blocks", a->name);
-    place p = find_place(a, bytes, s);
+    fsdp__place p = fsdp__place_find(a, bytes, s);
     if (p.range == NULL || (!p.covered && a->config.policy == FSDP_ALLOC_GROW_FIRST)) {
         fsdp__block *range = NULL;
         FSDP_TRY(p.range == NULL ? grow_for(a, bytes, owner, &range) : grow_if_possible(a, bytes, &range));
-        if (range != NULL) p = (place){range, range->begin, 0, true};
+        if (range != NULL) p = (fsdp__place){range, range->begin, 0, true};
     }
 
     fsdp__need need;
