@@ -13,11 +13,13 @@
 #include "mutate.h"
 #include "stream.h"
 
-/* Pending fragments leave as their stream's clock comes to cover them, in any order. */
+/* Pending fragments leave as their stream's clock comes to cover them, in any order; while it stands still, none does. */
 static void settle_pending(fsdp_allocator *a)
 {
     fsdp__clocks *clocks = &a->ctx->clocks;
     for (int slot = 0; slot < clocks->n_slots; slot++) {
+        if (a->settled_at[slot] == clocks->n_raised[slot] && clocks->stream[slot] != NULL) continue;
+        a->settled_at[slot] = clocks->n_raised[slot];
         for (fsdp__block *f = a->ranges.oldest_pending[slot], *newer; f != NULL; f = newer) {
             newer = f->newer;
             if (clocks->stream[slot] == NULL || fsdp__frontier_covered(&clocks->now[slot], &f->use))
@@ -144,6 +146,11 @@ fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config
     if (c.name == NULL) return fsdp__fail(FSDP_ERR_ARG, "fsdp_allocator_config.name is NULL");
     if (c.policy != FSDP_ALLOC_WAIT_FIRST && c.policy != FSDP_ALLOC_GROW_FIRST)
         return fsdp__fail(FSDP_ERR_ARG, "allocator %s: policy %d does not exist", c.name, (int)c.policy);
+    if (c.budget_bytes > 0 && c.budget_bytes < ctx->caps.granularity)
+        return fsdp__fail(FSDP_ERR_ARG,
+                          "allocator %s: a budget of %llu is less than the %llu bytes that the device gives "
+                          "at a time",
+                          c.name, (unsigned long long)c.budget_bytes, (unsigned long long)ctx->caps.granularity);
     if (c.history > FSDP__HISTORY_MOST)
         return fsdp__fail(FSDP_ERR_ARG, "allocator %s: a history of %u events is more than %u", c.name, c.history,
                           FSDP__HISTORY_MOST);
@@ -211,13 +218,12 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
 
 /* ---- Taking and giving ---- */
 
-/* What the block waits for goes on record, and into the hash, stream by stream. */
-static uint32_t need_guard(fsdp_allocator *a, const fsdp__block *block, const fsdp_stream *s, fsdp__need *need)
+/* Which streams the block waits for goes on record, and with its place into the hash. */
+static void note_hand_over(fsdp_allocator *a, const fsdp__block *block, const fsdp_stream *s, uint32_t missing)
 {
-    uint32_t missing = fsdp__need_frontier(need, &block->guard, &a->ctx->clocks.now[s->slot], FSDP_REASON_REUSE);
+    uint64_t offset = offset_of(a, block);
     for (uint32_t bits = missing; bits != 0; bits &= bits - 1)
-        remember(a, FSDP__ALLOC_EVENT_WAIT, block, offset_of(a, block), s->slot, __builtin_ctz(bits));
-    return missing;
+        remember(a, FSDP__ALLOC_EVENT_WAIT, block, offset, s->slot, __builtin_ctz(bits));
 }
 
 static inline uint64_t extend(uint64_t hash, uint64_t offset, const fsdp__block *block, uint32_t missing)
@@ -226,21 +232,36 @@ static inline uint64_t extend(uint64_t hash, uint64_t offset, const fsdp__block 
     return fsdp__mix(hash ^ (offset + block->bytes * 0x9e3779b97f4a7c15ull + what * 0xc2b2ae3d27d4eb4full));
 }
 
-static inline fsdp__block *take(fsdp_allocator *a, const fsdp__place *p, uint64_t bytes, fsdp_stream *s,
-                                const char *owner, fsdp__need *need)
+/* missing: the streams that s has been, or will be, made to wait for. */
+static inline void note_taken(fsdp_allocator *a, fsdp__block *block, const fsdp_stream *s, uint32_t missing)
+{
+    uint64_t offset = offset_of(a, block);
+    a->stats.allocated += block->bytes;
+    a->stats.allocs++;
+    note_bytes(a);
+    remember(a, FSDP__ALLOC_EVENT_ALLOC, block, offset, block->slot, FSDP__NO_SLOT);
+    if (missing != 0) note_hand_over(a, block, s, missing);
+    a->stats.trace_hash = extend(a->stats.trace_hash, offset, block, missing);
+    if (a->ranges.placed) a->step_hash = extend(a->step_hash, offset, block, missing);
+}
+
+static inline fsdp__block *take(fsdp_allocator *a, const fsdp__place *p, uint64_t bytes, const fsdp_stream *s,
+                                const char *owner)
 {
     fsdp__block *block = fsdp__ranges_take(&a->ranges, p->range, p->begin, bytes);
     block->slot = (uint8_t)s->slot;
     block->taken = s->n_fences + 1;
     block->owner = owner;
-    a->stats.allocated += bytes;
-    a->stats.allocs++;
-    note_bytes(a);
-    uint64_t offset = offset_of(a, block);
-    remember(a, FSDP__ALLOC_EVENT_ALLOC, block, offset, block->slot, FSDP__NO_SLOT);
-    uint32_t missing = p->covered ? 0 : need_guard(a, block, s, need);
-    a->stats.trace_hash = extend(a->stats.trace_hash, offset, block, missing);
-    if (a->ranges.placed) a->step_hash = extend(a->step_hash, offset, block, missing);
+    return block;
+}
+
+/* For planned ranges: the needs of several are gathered before anything waits. */
+static fsdp__block *take_and_need(fsdp_allocator *a, const fsdp__place *p, uint64_t bytes, fsdp_stream *s,
+                                  const char *owner, fsdp__need *need)
+{
+    fsdp__block *block = take(a, p, bytes, s, owner);
+    const fsdp__clock *now = &a->ctx->clocks.now[s->slot];
+    note_taken(a, block, s, fsdp__need_frontier(need, &block->guard, now, FSDP_REASON_REUSE));
     return block;
 }
 
@@ -252,14 +273,14 @@ fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_
     if (a->ranges.n_segments == 0) return NULL;
     fsdp__place p = {NULL, a->ranges.segments[0].begin + offset, 0, false};
     p.range = fsdp__ranges_at(&a->ranges, p.begin, bytes);
-    return p.range != NULL ? take(a, &p, bytes, s, owner, need) : NULL;
+    return p.range != NULL ? take_and_need(a, &p, bytes, s, owner, need) : NULL;
 }
 
 fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
                                   fsdp__need *need)
 {
     fsdp__place p = fsdp__place_find(a, bytes, s);
-    return p.range != NULL ? take(a, &p, bytes, s, owner, need) : NULL;
+    return p.range != NULL ? take_and_need(a, &p, bytes, s, owner, need) : NULL;
 }
 
 uint64_t fsdp__allocator_step(fsdp_allocator *a)
@@ -272,7 +293,7 @@ uint64_t fsdp__allocator_step(fsdp_allocator *a)
 void fsdp__allocator_use(fsdp_allocator *a, fsdp__block *block, const fsdp__edges *edges)
 {
     if (edges->written == 0) {
-        fsdp__frontier_max(&a->ranges.wides, &block->use, &block->guard);
+        if (!FSDP__MUTATED(UNTOUCHED_LOST)) fsdp__frontier_max(&a->ranges.wides, &block->use, &block->guard);
         return;
     }
     fsdp__clock clock;
@@ -287,8 +308,10 @@ void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block)
         block->until_free = (uint16_t)(1u << (block->slot + 1) % clocks->n_slots);
     for (uint32_t bits = block->until_free; bits != 0; bits &= bits - 1) {
         int t = __builtin_ctz(bits);
-        const fsdp_stream *s = clocks->stream[t]; /* NULL: released, so it was drained */
-        if (s != NULL) fsdp__frontier_add(&a->ranges.wides, &block->use, t, s->n_fences + 1);
+        const fsdp_stream *s = clocks->stream[t];
+        if (s != NULL && fsdp__frontier_at(&block->use, t) > s->first_fence)
+            fsdp__frontier_add(&a->ranges.wides, &block->use, t, s->n_fences + 1);
+        else /* released, and so drained; its slot may be another's by now */ fsdp__frontier_remove(&block->use, t);
     }
     a->stats.allocated -= block->bytes;
     a->stats.frees++;
@@ -301,14 +324,24 @@ void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block)
 
 /* ---- Growing ---- */
 
-/* How much to take from the device: a segment, or less where the budget has no room for one. 0: not even the bytes. */
+/* How much to take from the device: a segment, or all that the budget has left where that is less. 0: not even the bytes. */
 static uint64_t growth(const fsdp_allocator *a, uint64_t bytes)
 {
     const fsdp_device_caps *caps = &a->ctx->caps;
     uint64_t budget = a->config.budget_bytes, room = budget == 0 ? UINT64_MAX : budget - a->stats.reserved;
     uint64_t segment_bytes = fsdp__device_round(caps, a->config.segment_bytes), least = fsdp__device_round(caps, bytes);
-    if (segment_bytes > least && segment_bytes <= room) return segment_bytes;
-    return least <= room ? least : 0;
+    room -= room % caps->granularity;
+    if (least > room) return 0;
+    if (segment_bytes < least) segment_bytes = least;
+    return segment_bytes <= room ? segment_bytes : room;
+}
+
+/* Take that much; if the device has no segment left, what is needed. */
+static fsdp_status grow_by(fsdp_allocator *a, uint64_t more, uint64_t bytes, fsdp__block **out_range)
+{
+    uint64_t least = fsdp__device_round(&a->ctx->caps, bytes);
+    fsdp_status status = grow(a, more, out_range);
+    return status == FSDP_ERR_NO_MEMORY && least < more ? grow(a, least, out_range) : status;
 }
 
 /* (c) Grow, within the budget. */
@@ -316,6 +349,10 @@ static fsdp_status grow_for(fsdp_allocator *a, uint64_t bytes, const char *owner
 {
     uint64_t more = growth(a, bytes);
     char why[256];
+    if (a->config.budget_bytes > 0 && bytes > a->config.budget_bytes) {
+        snprintf(why, sizeof why, "the whole budget is %llu", (unsigned long long)a->config.budget_bytes);
+        return fsdp__allocator_fail(a, bytes, 0, owner, why);
+    }
     if (more == 0) {
         uint64_t budget = a->config.budget_bytes, room = budget - a->stats.reserved;
         room -= room % a->ctx->caps.granularity;
@@ -325,7 +362,7 @@ static fsdp_status grow_for(fsdp_allocator *a, uint64_t bytes, const char *owner
                      (unsigned long long)room);
         return fsdp__allocator_fail(a, bytes, room, owner, why);
     }
-    fsdp_status status = grow(a, more, out_range);
+    fsdp_status status = grow_by(a, more, bytes, out_range);
     if (status != FSDP_ERR_NO_MEMORY) return status;
     snprintf(why, sizeof why, "the device says: %.200s", fsdp_last_error());
     return fsdp__allocator_fail(a, bytes, 0, owner, why);
@@ -338,7 +375,7 @@ static fsdp_status grow_if_possible(fsdp_allocator *a, uint64_t bytes, fsdp__blo
     if (more == 0) return FSDP_OK;
     char last_error[FSDP__ERROR_BYTES];
     snprintf(last_error, sizeof last_error, "%s", fsdp_last_error());
-    fsdp_status status = grow(a, more, out_range);
+    fsdp_status status = grow_by(a, more, bytes, out_range);
     if (status != FSDP_ERR_NO_MEMORY) return status;
     FSDP_IGNORE(fsdp__fail(status, "%s", last_error));
     return FSDP_OK;
@@ -350,6 +387,30 @@ static fsdp_status wait_counted(fsdp_allocator *a, fsdp_stream *s, const fsdp__n
     fsdp_status status = fsdp__wait_need(s, need);
     a->stats.waits += a->ctx->counters.waits - waits;
     return status;
+}
+
+/* s comes after whoever used the place last. *out_missing: the streams that it was not behind before. */
+static fsdp_status wait_for_place(fsdp_allocator *a, const fsdp__place *p, uint64_t bytes, fsdp_stream *s,
+                                  uint32_t *out_missing)
+{
+    if (FSDP__MUTATED(NO_WAIT_AT_ALLOC)) return FSDP_OK;
+    fsdp__need need;
+    need.slots = 0;
+    const fsdp__block *f = p->range;
+    while (f->begin + f->bytes <= p->begin) f = f->after;
+    for (; f != NULL && f->begin < p->begin + bytes; f = f->after) {
+        const fsdp__clock *now = &a->ctx->clocks.now[s->slot];
+        *out_missing |= fsdp__need_frontier(&need, &f->use, now, FSDP_REASON_REUSE);
+        if (FSDP__MUTATED(MERGE_LOSES_CLOCK)) break;
+    }
+    return wait_counted(a, s, &need);
+}
+
+/* The epoch that is open now stands for the stream, until free raises it: its slot may have another stream by then. */
+static void use_until_free(fsdp_allocator *a, fsdp__block *block, const fsdp_stream *s)
+{
+    block->until_free |= (uint16_t)(1u << s->slot);
+    fsdp__frontier_add(&a->ranges.wides, &block->use, s->slot, s->n_fences + 1);
 }
 
 static fsdp_status alloc_block(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
@@ -365,26 +426,16 @@ static fsdp_status alloc_block(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s
         if (range != NULL) p = (fsdp__place){range, range->begin, 0, true};
     }
 
-    fsdp__need need;
-    need.slots = 0;
-    uint64_t hash = a->stats.trace_hash;
-    fsdp__block *block = take(a, &p, bytes, s, owner, &need);
-    block->until_free = (uint16_t)(1u << s->slot);
+    /* First the wait: if it fails, nothing has been taken. */
+    uint32_t missing = 0;
+    if (!p.covered) FSDP_TRY(wait_for_place(a, &p, bytes, s, &missing));
+    fsdp__block *block = take(a, &p, bytes, s, owner);
+    use_until_free(a, block, s);
+    if (FSDP__MUTATED(USE_AT_ALLOC)) block->until_free = 0;
+    note_taken(a, block, s, missing);
     fsdp__table_put(&a->live, block);
     *out_block = block;
-    if (FSDP__MUTATED(NO_WAIT_AT_ALLOC)) p.covered = true;
-    if (FSDP__MUTATED(USE_AT_ALLOC)) {
-        block->until_free = 0;
-        fsdp__frontier_add(&a->ranges.wides, &block->use, s->slot, s->n_fences + 1);
-    }
-    fsdp_status status = p.covered ? FSDP_OK : wait_counted(a, s, &need);
-    if (status != FSDP_OK) { /* the device is gone; the map stays true */
-        fsdp__table_remove(&a->live, fsdp__table_find(&a->live, block->begin));
-        fsdp__allocator_give(a, block);
-        a->stats.trace_hash = hash;
-        a->stats.allocs--, a->stats.frees--;
-    }
-    return status;
+    return FSDP_OK;
 }
 
 /* ---- Public calls ---- */
@@ -432,14 +483,18 @@ static fsdp_status make_room(fsdp_allocator *a, fsdp__block *block, int slot)
 static fsdp_status record_stream(fsdp_allocator *a, fsdp__block *block, fsdp_stream *s)
 {
     FSDP_TRY(make_room(a, block, s->slot));
-    if (FSDP__MUTATED(USE_AT_RECORD)) fsdp__frontier_add(&a->ranges.wides, &block->use, s->slot, s->n_fences + 1);
-    else if (!FSDP__MUTATED(RECORD_FORGOTTEN)) block->until_free |= (uint16_t)(1u << s->slot);
-    if (FSDP__MUTATED(GUARD_DROPPED)) return FSDP_OK;
     /* The last owner's work comes before this stream's, too. */
-    if (fsdp__frontier_covered(&a->ctx->clocks.now[s->slot], &block->guard)) return FSDP_OK;
-    fsdp__need need = {0};
-    need_guard(a, block, s, &need);
-    return wait_counted(a, s, &need);
+    if (!FSDP__MUTATED(GUARD_DROPPED) && !fsdp__frontier_covered(&a->ctx->clocks.now[s->slot], &block->guard)) {
+        fsdp__need need;
+        need.slots = 0;
+        const fsdp__clock *now = &a->ctx->clocks.now[s->slot];
+        uint32_t missing = fsdp__need_frontier(&need, &block->guard, now, FSDP_REASON_REUSE);
+        FSDP_TRY(wait_counted(a, s, &need));
+        note_hand_over(a, block, s, missing);
+    }
+    if (FSDP__MUTATED(USE_AT_RECORD)) fsdp__frontier_add(&a->ranges.wides, &block->use, s->slot, s->n_fences + 1);
+    else if (!FSDP__MUTATED(RECORD_FORGOTTEN)) use_until_free(a, block, s);
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_allocator_record_stream(fsdp_allocator *allocator, void *ptr, fsdp_stream *stream)
@@ -490,10 +545,12 @@ fsdp_status fsdp_allocator_trim_host(fsdp_allocator *allocator)
     FSDP_NEED(allocator);
     fsdp_context *ctx = allocator->ctx;
     fsdp__lock(ctx);
-    fsdp_status status = fsdp__context_drain(ctx, ctx->timeout_ns);
+    uint64_t n_freed = allocator->ranges.n_freed; /* what is freed while this waits may be in use still */
+    fsdp_status status = FSDP__MUTATED(TRIM_NO_DRAIN) ? FSDP_OK : fsdp__context_drain(ctx, ctx->timeout_ns);
     for (uint32_t i = 0; status == FSDP_OK && i < allocator->ranges.n_segments; i++) {
         fsdp__segment seg = allocator->ranges.segments[i];
         if (seg.bytes == 0 || !fsdp__ranges_is_free(&allocator->ranges, i)) continue;
+        if (seg.first->range_freed > n_freed) continue;
         allocator->stats.reserved -= seg.bytes;
         note_segment(allocator, FSDP__ALLOC_EVENT_TRIM, i);
         fsdp__ranges_drop(&allocator->ranges, i);

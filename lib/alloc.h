@@ -19,6 +19,7 @@ struct fsdp_allocator {
     fsdp_alloc_stats stats;
     uint64_t step_hash; /* as stats.trace_hash, since fsdp__allocator_step */
     fsdp__history history;
+    uint64_t settled_at[FSDP__SLOTS]; /* clocks.n_raised when the slot's pending fragments were looked through */
     fsdp_allocator *next_pool, *previous_pool; /* of the context's */
 };
 

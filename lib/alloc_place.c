@@ -6,70 +6,63 @@
 
 enum {
     CANDIDATES = 32, /* ranges looked at, smallest first, before the search goes on at twice the size */
-    FRAGMENTS = 32   /* of each of them, looked at for a run that needs no wait */
+    FRAGMENTS = 64,  /* of each of them, looked at from an end once one is not covered; and for a run that is */
+    CUT_OFF = 16     /* the part of a range that such a run may cut off where waiting would do, too: a sixteenth */
 };
 
-static inline void look_at(fsdp__place *p, const fsdp__block *f, const fsdp__clock *now)
+/* How a place at an end of the range stands: covered, if every fragment is; as old as the newest. Past so many fragments
+ * the range's own age will do. */
+static inline fsdp__place look_at(fsdp__block *range, uint64_t begin, uint64_t bytes, bool from_high,
+                                  const fsdp__clock *now)
 {
-    if (!fsdp__frontier_covered(now, &f->use)) p->covered = false;
-    if (f->freed > p->freed) p->freed = f->freed;
-}
-
-static inline fsdp__place low_end(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
-{
-    fsdp__place p = {range, range->begin, 0, true};
-    const fsdp__block *f = range;
-    look_at(&p, f, now);
-    for (uint64_t seen = f->bytes; seen < bytes; seen += f->bytes) {
-        f = f->after;
-        look_at(&p, f, now);
+    fsdp__place p = {range, begin, 0, true};
+    const fsdp__block *f = from_high ? range->last : range;
+    uint64_t seen = 0;
+    for (int n = 1;; n++, f = from_high ? f->before : f->after) {
+        if (!fsdp__frontier_covered(now, &f->use)) p.covered = false;
+        if (f->freed > p.freed) p.freed = f->freed;
+        seen += f->bytes;
+        if (seen >= bytes) return p;
+        if (p.covered || n < FRAGMENTS) continue;
+        p.freed = range->range_freed;
+        return p;
     }
-    return p;
 }
 
-static fsdp__place high_end(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
-{
-    fsdp__place p = {range, range->begin + range->range_bytes - bytes, 0, true};
-    const fsdp__block *f = range->last;
-    look_at(&p, f, now);
-    for (uint64_t seen = f->bytes; seen < bytes; seen += f->bytes) {
-        f = f->before;
-        look_at(&p, f, now);
-    }
-    return p;
-}
-
-/* The first run of covered fragments, of the lowest ones, that is large enough; range NULL: there is none. */
-static fsdp__place covered_run(fsdp__block *range, uint64_t bytes, const fsdp__clock *now)
+/* The first run of covered fragments, of the lowest ones, that is large enough and cuts off no more than most; range NULL:
+ * there is none. */
+static fsdp__place covered_run(fsdp__block *range, uint64_t bytes, uint64_t most, const fsdp__clock *now)
 {
     fsdp__place run = {range, 0, 0, true};
     uint64_t seen = 0;
     const fsdp__block *f = range;
     for (int n = 0; n < FRAGMENTS && f != range->last->after; n++, f = f->after) {
-        if (!fsdp__frontier_covered(now, &f->use)) {
+        if (!fsdp__frontier_covered(now, &f->use) && !FSDP__MUTATED(RUN_ACROSS)) {
             seen = 0;
             continue;
         }
         if (seen == 0) run.begin = f->begin;
+        if (run.begin - range->begin > most) break;
         seen += f->bytes;
         if (seen >= bytes) return run;
     }
     return (fsdp__place){NULL, 0, 0, false};
 }
 
-/* The best place in a range: a covered end, the low one first; where growing is the other choice, a covered run between them
- * (where it is waiting, cutting a range in its middle is too dear); else the end freed longer ago. */
+/* The best place in a range: a covered end, the low one first; a covered run between them; else the end freed longer ago.
+ * What the run cuts off is lost to larger requests for a while: where growing is the other choice, any may go. */
 static inline fsdp__place best_place(const fsdp_allocator *a, fsdp__block *range, uint64_t bytes,
                                      const fsdp__clock *now)
 {
-    fsdp__place low = low_end(range, bytes, now);
+    fsdp__place low = look_at(range, range->begin, bytes, false, now);
     if (low.covered || range->range_bytes == bytes) return low;
-    fsdp__place high = high_end(range, bytes, now);
+    fsdp__place high = look_at(range, range->begin + range->range_bytes - bytes, bytes, true, now);
     if (FSDP__MUTATED(WRONG_END) && range->last->last != range->last)
         high.covered = fsdp__frontier_covered(now, &range->last->before->use);
     if (high.covered) return high;
-    if (a->config.policy == FSDP_ALLOC_GROW_FIRST && range->after != range->last) {
-        fsdp__place between = covered_run(range, bytes, now);
+    if (range->after != range->last) {
+        uint64_t most = a->config.policy == FSDP_ALLOC_GROW_FIRST ? UINT64_MAX : range->range_bytes / CUT_OFF;
+        fsdp__place between = covered_run(range, bytes, most, now);
         if (between.range != NULL) return between;
     }
     return high.freed < low.freed ? high : low;

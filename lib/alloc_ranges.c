@@ -191,7 +191,7 @@ fsdp__block *fsdp__ranges_at(const fsdp__ranges *ranges, uint64_t begin, uint64_
 
 fsdp_status fsdp__ranges_reserve_segment(fsdp__ranges *ranges, uint32_t *out_number)
 {
-    size_t number = 0;
+    size_t number = ranges->n_gone > 0 ? 0 : ranges->n_segments;
     while (number < ranges->n_segments && ranges->segments[number].bytes > 0) number++;
     if (!fsdp__host_grow(ranges->host, &ranges->segments, &ranges->segment_capacity, number + 1,
                          sizeof *ranges->segments))
@@ -216,6 +216,7 @@ fsdp__block *fsdp__ranges_add(fsdp__ranges *ranges, uint32_t number, uint64_t be
     *block = (fsdp__block){.begin = begin, .bytes = bytes, .segment = number, .slot = FSDP__NO_SLOT};
     ranges->segments[number] = (fsdp__segment){begin, bytes, block};
     if (number == ranges->n_segments) ranges->n_segments++;
+    else ranges->n_gone--;
     make_range(ranges, block, block, bytes, 0);
     return block;
 }
@@ -232,6 +233,7 @@ void fsdp__ranges_drop(fsdp__ranges *ranges, uint32_t number)
         f = next;
     }
     *segment = (fsdp__segment){0, 0, NULL};
+    ranges->n_gone++;
 }
 
 /* ---- Taking ---- */

@@ -58,7 +58,7 @@ typedef struct fsdp__ranges {
     const fsdp_host_allocator *host;
     bool placed; /* places are asked for, by address: keep by_begin */
     fsdp__segment *segments;
-    size_t n_segments, segment_capacity;
+    size_t n_segments, segment_capacity, n_gone; /* n_gone: numbers that are free */
     uint64_t has_ranges[FSDP__BINS / 64];
     /* By (bytes, touched, segment, begin): smallest first, among equals the one touched longest ago. */
     fsdp__tree bin[FSDP__BINS];

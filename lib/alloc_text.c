@@ -17,15 +17,16 @@ static const char *holder(const fsdp_allocator *a, const fsdp__block *block)
     return s != NULL && block->taken > s->first_fence ? s->name : "a released stream";
 }
 
-static void append(char *text, size_t text_bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
-static void append(char *text, size_t text_bytes, const char *format, ...)
+static bool append(char *text, size_t text_bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static bool append(char *text, size_t text_bytes, const char *format, ...)
 {
     size_t used = strlen(text);
-    if (used + LINE_BYTES > text_bytes) return; /* whole lines only */
+    if (used + LINE_BYTES > text_bytes) return false; /* whole lines only */
     va_list args;
     va_start(args, format);
     vsnprintf(text + used, text_bytes - used, format, args);
     va_end(args);
+    return true;
 }
 
 /* What one owner holds. */
@@ -74,8 +75,10 @@ void fsdp__allocator_describe(const fsdp_allocator *a, char *text, size_t text_b
             char what[128] = "free";
             if (b->live)
                 snprintf(what, sizeof what, "live %.64s%son %s", b->owner, b->owner[0] ? " " : "", holder(a, b));
-            append(text, text_bytes, "\n  at %12llu  %12llu bytes  %s", (unsigned long long)(b->begin - seg->begin),
-                   (unsigned long long)(b->live ? b->bytes : b->range_bytes), what);
+            if (!append(text, text_bytes, "\n  at %12llu  %12llu bytes  %s",
+                        (unsigned long long)(b->begin - seg->begin),
+                        (unsigned long long)(b->live ? b->bytes : b->range_bytes), what))
+                return;
         }
     }
 }

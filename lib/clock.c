@@ -83,6 +83,7 @@ fsdp_status fsdp__wait_fence(fsdp_stream *s, const fsdp__fence *fence, fsdp_reas
     if (FSDP__MUTATED(STALE_FENCE)) FSDP_TRY(fsdp__device_wait(s, one_before(clocks, fence), reason));
     else FSDP_TRY(fsdp__device_wait(s, fence, reason));
     fsdp__clock_max(&clocks->now[s->slot], &fence->snapshot, clocks->n_slots);
+    clocks->n_raised[s->slot]++;
     if (FSDP__MUTATED(SNAPSHOT_AT_WAIT))
         fsdp__clock_max(&clocks->now[s->slot], &clocks->now[fence->slot], clocks->n_slots);
     if (FSDP__MUTATED(NO_SNAPSHOT_OF_SELF)) clocks->now[s->slot].at[fence->slot]++;

@@ -34,8 +34,9 @@ struct fsdp_stream {
     fsdp_context *ctx;
     void *native;
     int slot;
-    bool lane;       /* the library's own */
-    uint32_t n_open; /* windows of units that are open on it */
+    bool lane;         /* the library's own */
+    uint32_t n_open;   /* windows of units that are open on it */
+    uint32_t n_drains; /* host threads that wait, without the lock, until it is idle: it must not go before them */
     char name[32];
     uint64_t first_fence; /* fences of the slot's earlier streams are below this */
     uint64_t n_fences;    /* fence i closed epoch i + 1 and lies in ring[i % FSDP__FENCES] */
@@ -47,7 +48,8 @@ struct fsdp_stream {
 typedef struct fsdp__clocks {
     fsdp_stream *stream[FSDP__SLOTS]; /* NULL: the slot is free */
     fsdp__clock now[FSDP__SLOTS];
-    int n_slots; /* slots used so far: loops end here */
+    uint64_t n_raised[FSDP__SLOTS]; /* times that a slot's clock has learnt of others */
+    int n_slots;                    /* slots used so far: loops end here */
 } fsdp__clocks;
 
 /* What an operation needs before it may run, gathered over all its ranges before anything waits. */

@@ -68,7 +68,11 @@ fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective 
         list[i].span = fsdp__trace_add(ctx->trace, &record);
     }
     ctx->counters.collectives += n;
-    return ctx->backend->comm->enqueue(comm->native, s->native, list, n);
+    fsdp_status status = ctx->backend->comm->enqueue(comm->native, s->native, list, n);
+    if (status != FSDP_ERR_NO_HOST_MEMORY) return status;
+    ctx->counters.collectives -= n; /* it has not happened */
+    for (uint32_t i = n; ctx->trace != NULL && i-- > 0;) fsdp__trace_take_back(ctx->trace, list[i].span);
+    return status;
 }
 
 static fsdp_status check_caller(const char *call, fsdp_comm *comm, const fsdp_collective *c, fsdp_stream *s)

@@ -24,6 +24,7 @@ static void close_all(fsdp_context *ctx)
     fsdp__host_free(&ctx->host, ctx->votes, ctx->world, FSDP__VOTE_BYTES);
     if (ctx->side != NULL) ctx->backend->side->close(ctx->side);
     if (ctx->dev != NULL) ctx->backend->device->close(ctx->dev);
+    pthread_cond_destroy(&ctx->drained);
     pthread_mutex_destroy(&ctx->lock);
     fsdp_host_allocator host = ctx->host;
     fsdp__host_free(&host, ctx, 1, sizeof *ctx);
@@ -79,6 +80,7 @@ fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ct
     ctx->log_arg = c.log_arg;
     ctx->counters.size = sizeof ctx->counters;
     pthread_mutex_init(&ctx->lock, NULL);
+    pthread_cond_init(&ctx->drained, NULL);
     fsdp_status status = open_all(ctx, &c);
     if (status != FSDP_OK) {
         close_all(ctx);
@@ -165,6 +167,9 @@ fsdp_status fsdp_context_counters(const fsdp_context *ctx, fsdp_counters *out_co
 {
     FSDP_NEED(ctx);
     FSDP_NEED(out_counters);
-    return fsdp__write_result("fsdp_counters", out_counters, &ctx->counters, sizeof ctx->counters,
-                              sizeof ctx->counters);
+    pthread_mutex_t *lock = (pthread_mutex_t *)&ctx->lock; /* asking changes nothing else */
+    pthread_mutex_lock(lock);
+    fsdp_counters counters = ctx->counters;
+    pthread_mutex_unlock(lock);
+    return fsdp__write_result("fsdp_counters", out_counters, &counters, sizeof counters, sizeof counters);
 }

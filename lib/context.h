@@ -30,6 +30,7 @@ struct fsdp_context {
 
     /* One lock over clocks, allocators and the tape: hooks take it once, the allocator's callers on other threads too. */
     pthread_mutex_t lock;
+    pthread_cond_t drained; /* some stream's n_drains has come down */
     fsdp__clocks clocks;
     fsdp_counters counters;
     fsdp_trace *trace; /* NULL when none is on */

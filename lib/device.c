@@ -74,6 +74,15 @@ static fsdp_trace_record new_record(const fsdp_stream *s, fsdp_record_kind kind,
     return (fsdp_trace_record){.kind = kind, .stream = s->slot, .other = -1, .label = label != NULL ? label : ""};
 }
 
+/* What the device had no memory for has not happened: off the tape and the count again. (Any other error is its last.) */
+static inline fsdp_status taken(fsdp_context *ctx, fsdp_status status, const fsdp_span *span, uint64_t *counter)
+{
+    if (status != FSDP_ERR_NO_HOST_MEMORY) return status;
+    --*counter;
+    if (ctx->trace != NULL) fsdp__trace_take_back(ctx->trace, span);
+    return status;
+}
+
 fsdp_status fsdp__device_record(fsdp_stream *s, const fsdp__fence *fence)
 {
     fsdp_context *ctx = s->ctx;
@@ -85,7 +94,8 @@ fsdp_status fsdp__device_record(fsdp_stream *s, const fsdp__fence *fence)
         span = fsdp__trace_add(ctx->trace, &record);
     }
     ctx->counters.records++;
-    return ctx->backend->device->event_record(ctx->dev, fence->event, s->native, span);
+    return taken(ctx, ctx->backend->device->event_record(ctx->dev, fence->event, s->native, span), span,
+                 &ctx->counters.records);
 }
 
 fsdp_status fsdp__device_wait(fsdp_stream *s, const fsdp__fence *fence, fsdp_reason reason)
@@ -101,7 +111,8 @@ fsdp_status fsdp__device_wait(fsdp_stream *s, const fsdp__fence *fence, fsdp_rea
         span = fsdp__trace_add(ctx->trace, &record);
     }
     ctx->counters.waits++;
-    return ctx->backend->device->stream_wait(ctx->dev, s->native, fence->event, span);
+    return taken(ctx, ctx->backend->device->stream_wait(ctx->dev, s->native, fence->event, span), span,
+                 &ctx->counters.waits);
 }
 
 fsdp_status fsdp__device_event_wait_host(fsdp_context *ctx, void *event, uint64_t timeout_ns)
@@ -117,9 +128,11 @@ fsdp_status fsdp__device_drain_host(fsdp_stream *s, uint64_t timeout_ns)
 {
     fsdp_context *ctx = s->ctx;
     ctx->counters.host_waits++;
+    s->n_drains++;
     fsdp__unlock(ctx);
     fsdp_status status = ctx->backend->device->stream_drain(ctx->dev, s->native, timeout_ns);
     fsdp__lock(ctx);
+    if (--s->n_drains == 0) pthread_cond_broadcast(&ctx->drained);
     return status;
 }
 
@@ -187,7 +200,7 @@ fsdp_status fsdp__launch(fsdp_stream *s, const fsdp_device_op *op, const char *l
         span = fsdp__trace_add(ctx->trace, &record);
     }
     ctx->counters.operations++;
-    return ctx->backend->device->launch(ctx->dev, s->native, op, span);
+    return taken(ctx, ctx->backend->device->launch(ctx->dev, s->native, op, span), span, &ctx->counters.operations);
 }
 
 void fsdp__note_use(fsdp_stream *s, const char *label, const fsdp_trace_access *access, uint32_t n)

@@ -41,6 +41,21 @@ void fsdp__frontier_max(fsdp__wides *wides, fsdp__frontier *into, const fsdp__fr
 void fsdp__frontier_widen(fsdp__wides *wides, fsdp__frontier *f);
 /* What of it a stream with this clock is not behind yet goes into need; bit t: stream t is among it. */
 uint32_t fsdp__need_frontier(fsdp__need *need, const fsdp__frontier *f, const fsdp__clock *now, fsdp_reason reason);
+/* The epoch of one; 0: none. */
+static inline uint64_t fsdp__frontier_at(const fsdp__frontier *f, int slot)
+{
+    if (f->wide != NULL) return f->wide->clock.at[slot];
+    for (int i = 0; i < 2; i++)
+        if (f->point[i] != 0 && f->point[i] % FSDP__SLOTS == (unsigned)slot) return f->point[i] / FSDP__SLOTS;
+    return 0;
+}
+/* Nothing of this slot any more. f is nobody else's. */
+static inline void fsdp__frontier_remove(fsdp__frontier *f, int slot)
+{
+    if (f->wide != NULL) f->wide->clock.at[slot] = 0;
+    if (f->point[0] != 0 && f->point[0] % FSDP__SLOTS == (unsigned)slot) f->point[0] = f->point[1], f->point[1] = 0;
+    if (f->point[1] != 0 && f->point[1] % FSDP__SLOTS == (unsigned)slot) f->point[1] = 0;
+}
 /* The epochs of all slots. */
 void fsdp__frontier_clock(const fsdp__frontier *f, fsdp__clock *out_clock);
 /* Raise f to a clock; f was empty or holds no later epoch. May take one spare wide. */

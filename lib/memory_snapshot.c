@@ -104,14 +104,15 @@ static const char *name_at(const fsdp_context *ctx, int slot, uint64_t epoch)
     return s != NULL && (epoch == 0 || epoch > s->first_fence) ? s->name : "a released stream";
 }
 
-static void put_points(text *t, const fsdp_context *ctx, const char *key, const fsdp__frontier *frontier)
+/* but: bit t leaves stream t out. */
+static void put_points(text *t, const fsdp_context *ctx, const char *key, const fsdp__frontier *frontier, uint32_t but)
 {
     fsdp__clock clock;
     fsdp__frontier_clock(frontier, &clock);
     put_key(t, key);
     put(t, "[");
     for (int slot = 0; slot < FSDP__SLOTS; slot++) {
-        if (clock.at[slot] == 0) continue;
+        if (clock.at[slot] == 0 || (but >> slot & 1u)) continue;
         put_separator(t);
         put(t, "{");
         put_string(t, "stream", name_at(ctx, slot, clock.at[slot]));
@@ -162,10 +163,11 @@ static void put_live(text *t, const fsdp_context *ctx, const fsdp__segment *segm
     put(t, "[");
     for (uint32_t bits = b->until_free; bits != 0; bits &= bits - 1) {
         put_separator(t);
-        put_string(t, NULL, name_at(ctx, __builtin_ctz(bits), 0));
+        int slot = __builtin_ctz(bits);
+        put_string(t, NULL, name_at(ctx, slot, fsdp__frontier_at(&b->use, slot)));
     }
     put(t, "]");
-    put_points(t, ctx, "uses", &b->use);
+    put_points(t, ctx, "uses", &b->use, b->until_free);
     put(t, "}");
 }
 
@@ -178,7 +180,7 @@ static void put_fragment(text *t, const fsdp_context *ctx, const fsdp__segment *
     put_count(t, "freed", f->freed);
     put_key(t, "pending");
     put(t, is_pending(ctx, f) ? "true" : "false");
-    put_points(t, ctx, "clock", &f->use);
+    put_points(t, ctx, "clock", &f->use, 0);
     put(t, "}");
 }
 

@@ -20,6 +20,9 @@
     X(FREE_WRONG_STREAM, "free notes the use of another stream than the block's")                              \
     X(WRONG_END, "the high end of a range is judged by its low end")                                           \
     X(EVERYTHING_COVERED_BY_OWN, "a range freed by the asking stream counts as covered, whoever else used it") \
+    X(RUN_ACROSS, "between the ends of a range, fragments that are not covered count as covered")              \
+    X(UNTOUCHED_LOST, "a planned buffer that nothing touched forgets what it came after")                      \
+    X(TRIM_NO_DRAIN, "trim gives memory back to the device while streams still use it")                        \
     /* the clocks */                                                                                           \
     X(EPOCH_OFF_BY_ONE, "a frontier counts as covered one epoch too early")                                    \
     X(STALE_FENCE, "stale fence: the one before the one that covers is waited for")                            \
@@ -41,6 +44,7 @@
     X(REDUCE_NO_WAIT_GRADS, "a reduction does not wait for the gradients")                                     \
     X(UPDATE_NO_WAIT_REDUCED, "the optimizer does not wait for reductions")                                    \
     X(UPDATE_NO_WAIT_GATHERS, "the optimizer does not wait for gathers that still read the shard")             \
+    X(KEPT_IN_THE_WAY, "a unit is kept until its next visit where another is planned before")                  \
     X(EVICT_NEAREST, "off plan, the prefetched unit that is needed next is evicted")
 
 enum {

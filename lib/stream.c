@@ -74,12 +74,11 @@ void fsdp__stream_close(fsdp_stream *s)
 {
     fsdp_context *ctx = s->ctx;
     fsdp__clocks *clocks = &ctx->clocks;
-    ctx->counters.host_waits++;
     ctx->backend->device->stream_destroy(ctx->dev, s->native);
     destroy_events(s);
     /* It is idle, so all that it ran comes before whatever anybody is given from now on. */
     uint64_t open_epoch = fsdp__epoch(s);
-    for (int t = 0; t < FSDP__SLOTS; t++) clocks->now[t].at[s->slot] = open_epoch;
+    for (int t = 0; t < FSDP__SLOTS; t++) clocks->now[t].at[s->slot] = open_epoch, clocks->n_raised[t]++;
     clocks->now[s->slot].at[s->slot] = open_epoch + 1;
     clocks->stream[s->slot] = NULL;
     for (fsdp_allocator *a = ctx->pools; a != NULL; a = a->next_pool) fsdp__allocator_settle_slot(a, s->slot);
@@ -123,6 +122,9 @@ fsdp_status fsdp_stream_release(fsdp_stream *stream)
                           "fsdp_stream_release: %u units are open on stream %s: end them, or fsdp_pass_abort",
                           stream->n_open, stream->name);
     fsdp__lock(ctx);
+    /* Others go on meanwhile; what stopped it is the context's to say. */
+    FSDP_IGNORE(fsdp__device_drain_host(stream, UINT64_MAX));
+    while (stream->n_drains > 0) pthread_cond_wait(&ctx->drained, &ctx->lock);
     fsdp__stream_close(stream);
     ctx->n_children--;
     fsdp__unlock(ctx);

@@ -139,6 +139,12 @@ fsdp_span *fsdp__trace_add(fsdp_trace *trace, const fsdp_trace_record *record)
     return &trace->span[trace->count++];
 }
 
+void fsdp__trace_take_back(fsdp_trace *trace, const fsdp_span *span)
+{
+    if (span == NULL) trace->dropped--;
+    else trace->count--;
+}
+
 /* Record no more, and wait until the device is through with the spans. */
 static fsdp_status drain(fsdp_trace *trace)
 {

@@ -31,6 +31,7 @@ typedef struct rank {
     problem why;
     fsdp_status status; /* of the call that failed */
 
+    fsdp_host_allocator host; /* an arena of jemalloc's, where the program has it; else zero: libc */
     fsdp_context *ctx;
     fsdp_stream *stream; /* compute */
     fsdp_model *model;

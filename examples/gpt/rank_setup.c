@@ -29,6 +29,8 @@ static fsdp_status open_context(rank *r)
     config.log = warn;
     config.log_arg = r;
 #ifdef GPT_WITH_JEMALLOC
+    if (fsdp_jemalloc_host_create(&r->host) != FSDP_OK) warn(r, fsdp_jemalloc_last_error()); /* it is libc then */
+    config.host = r->host;
     config.pinned = fsdp_jemalloc_pinned(); /* values in and out go through the same few regions */
 #endif
     TRY(fsdp_context_create(&config, &r->ctx));
@@ -134,6 +136,9 @@ void rank_close(rank *r)
     close_call(r, fsdp_model_destroy(r->model));
     close_call(r, fsdp_stream_release(r->stream));
     close_call(r, fsdp_context_destroy(r->ctx));
+#ifdef GPT_WITH_JEMALLOC
+    if (fsdp_jemalloc_host_destroy(&r->host) != FSDP_OK) warn(r, fsdp_jemalloc_last_error());
+#endif
     /* The streams are idle: nothing reads the blocks or the activations any more. */
     for (int i = 0; r->blocks && i < r->n_blocks; i++) pass_block_destroy(&r->blocks[i]);
     gpt_state_destroy(&r->state);

@@ -152,7 +152,8 @@ static void blocks_go_from_thread_to_thread_while_a_third_trims(void **state)
         OK(fsdp_allocator_trim_host(r->a));
         fsdp_alloc_stats s = stats_of(r);
         assert_true(s.frees <= s.allocs && s.allocated <= s.active && s.active <= s.reserved);
-        assert_int_equal(counters_of(r).device_bytes, s.reserved);
+        uint64_t device_bytes = counters_of(r).device_bytes;
+        assert_true(s.reserved <= device_bytes && device_bytes <= stats_of(r).reserved); /* nobody else trims */
         OK(fsdp_allocator_reset_peaks(r->a));
     }
     for (int i = 0; i < 2; i++) pthread_join(maker[i], NULL), pthread_join(giver[i], NULL);

@@ -44,6 +44,7 @@ int model_stream_open(model *m)
     while (m->open[slot]) slot++;
     m->open[slot] = true;
     if (m->epoch[slot] == 0) m->epoch[slot] = m->now[slot].at[slot] = 1;
+    m->opened[slot] = m->epoch[slot];
     memset(m->fence[slot], 0, sizeof m->fence[slot]);
     return slot;
 }
@@ -219,14 +220,16 @@ static uint64_t growth(const model *m, uint64_t bytes)
 {
     uint64_t least = round_up(bytes, m->granularity), most = round_up(m->segment_bytes, m->granularity);
     uint64_t room = m->budget == 0 ? UINT64_MAX : m->budget - m->stats.reserved;
+    room -= room % m->granularity;
     if (most < least) most = least;
-    return most <= room ? most : least <= room ? least : 0;
+    return most <= room ? most : least <= room ? room : 0;
 }
 
 static bool grow(model *m, uint64_t bytes, uint32_t *out_segment)
 {
-    uint64_t more = growth(m, bytes);
-    if (more == 0 || more > m->device_limit - m->stats.reserved) return false;
+    uint64_t more = growth(m, bytes), left = m->device_limit - m->stats.reserved;
+    if (more > left) more = round_up(bytes, m->granularity);
+    if (more == 0 || more > left || growth(m, bytes) == 0) return false;
     uint32_t number = 0;
     while (number < m->n_segments && !m->segment[number].gone) number++;
     if (number == m->n_segments) m->n_segments++;
@@ -251,22 +254,36 @@ typedef struct place {
     uint64_t freed;
 } place;
 
-static place look_at(const model *m, uint32_t segment, uint32_t first, uint32_t n, int slot)
+/* n pages of the range from its low end, or down from its high end. */
+static place look_at(const model *m, const range *r, uint32_t n, bool from_high, int slot)
 {
-    model_clock clock;
-    uint64_t freed = history(m, segment, first, n, &clock);
-    return (place){true, covered(m, slot, &clock), segment, first, freed};
+    place p = {true, true, r->segment, from_high ? r->first + r->n - n : r->first, 0};
+    const model_piece *last = NULL;
+    uint32_t pieces = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const model_piece *piece = piece_at(m, r->segment, from_high ? r->first + r->n - 1 - i : r->first + i);
+        if (piece == last) continue;
+        if (pieces++ >= MODEL_FRAGMENTS && !p.covered) {
+            p.freed = r->touched;
+            return p;
+        }
+        last = piece;
+        if (!covered(m, slot, &piece->clock)) p.covered = false;
+        if (piece->freed > p.freed) p.freed = piece->freed;
+    }
+    return p;
 }
 
 /* The first n pages of the range's lowest pieces that all are covered. */
 static place covered_run(const model *m, const range *r, uint32_t n, int slot)
 {
-    uint32_t pieces = 0, run = 0;
+    uint32_t pieces = 0, run = 0, most = m->policy == FSDP_ALLOC_GROW_FIRST ? r->n : r->n / MODEL_CUT_OFF;
     for (uint32_t i = r->first; i < r->first + r->n; i++) {
         const model_piece *piece = piece_at(m, r->segment, i);
         if (i == r->first || piece != piece_at(m, r->segment, i - 1)) pieces++;
         if (pieces > MODEL_FRAGMENTS) break;
         run = covered(m, slot, &piece->clock) ? run + 1 : 0;
+        if (run == 1 && i - r->first > most) break;
         if (run == n) return (place){true, true, r->segment, i + 1 - n, 0};
     }
     return (place){0};
@@ -275,11 +292,11 @@ static place covered_run(const model *m, const range *r, uint32_t n, int slot)
 /* Of a range: the low end, the high one, what lies between. */
 static place better_place(const model *m, const range *r, uint32_t n, int slot)
 {
-    place low = look_at(m, r->segment, r->first, n, slot), high;
+    place low = look_at(m, r, n, false, slot), high;
     if (low.covered || r->n == n) return low;
-    high = look_at(m, r->segment, r->first + r->n - n, n, slot);
+    high = look_at(m, r, n, true, slot);
     if (high.covered) return high;
-    place between = m->policy == FSDP_ALLOC_GROW_FIRST ? covered_run(m, r, n, slot) : (place){0};
+    place between = covered_run(m, r, n, slot);
     if (between.found) return between;
     return high.freed < low.freed ? high : low;
 }
@@ -299,16 +316,21 @@ static place find_place(const model *m, uint32_t n, int slot)
     return oldest;
 }
 
+/* First the wait, then the bytes. */
 static int take(model *m, const place *p, uint32_t n, int slot)
 {
     int b = 0;
     while (m->block[b].live) b++;
-    m->block[b] = (model_block){true, p->segment, p->first, n, slot, 1u << slot, {{0}}, {{0}}};
-    history(m, p->segment, p->first, n, &m->block[b].guard);
+    model_block *block = &m->block[b];
+    *block = (model_block){
+        .live = true, .segment = p->segment, .first = p->first, .n = n, .slot = slot, .until_free = 1u << slot};
+    history(m, p->segment, p->first, n, &block->guard);
+    wait_and_count(m, slot, &block->guard);
+    block->named[slot] = m->epoch[slot];
     for (uint32_t i = 0; i < n; i++) m->page[page_of(m, p->segment, p->first + i)].block = b;
     m->stats.allocated += (uint64_t)n * MODEL_PAGE;
     m->stats.allocs++;
-    model_note(m); /* a peak is made before the wait */
+    model_note(m);
     return b;
 }
 
@@ -323,7 +345,6 @@ fsdp_status model_alloc(model *m, uint64_t bytes, int slot, int *out_block, bool
     if (*out_grew) p = (place){true, true, grown, 0, 0};
     if (!p.found) return FSDP_ERR_NO_MEMORY;
     *out_block = take(m, &p, n, slot);
-    wait_and_count(m, slot, &m->block[*out_block].guard);
     return FSDP_OK;
 }
 
@@ -342,6 +363,7 @@ void model_record_stream(model *m, int block, int slot)
 {
     wait_and_count(m, slot, &m->block[block].guard);
     m->block[block].until_free |= 1u << slot;
+    m->block[block].named[slot] = m->epoch[slot];
 }
 
 void model_record_use(model *m, int block, int slot) { m->block[block].use.at[slot] = m->epoch[slot]; }
@@ -378,7 +400,11 @@ void model_free(model *m, int block)
     model_block *b = &m->block[block];
     settle(m);
     for (int t = 0; t < MODEL_SLOTS; t++)
-        if ((b->until_free >> t & 1u) && m->open[t]) b->use.at[t] = m->epoch[t];
+        if (b->until_free >> t & 1u) {
+            /* Of the slot's present stream, by whatever call? An earlier one was drained. */
+            bool present = m->open[t] && (b->named[t] >= m->opened[t] || b->use.at[t] >= m->opened[t]);
+            b->use.at[t] = present ? m->epoch[t] : 0;
+        }
     model_piece piece = {b->use, ++m->n_freed, b->slot, m->open[b->slot] && !covered(m, b->slot, &b->use)};
     for (uint32_t i = 0; i < b->n; i++) {
         m->page[page_of(m, b->segment, b->first + i)].block = -1;

@@ -16,7 +16,8 @@ enum {
     MODEL_SLOTS = 16,      /* streams at a time */
     MODEL_FENCES = 64,     /* fences kept a stream */
     MODEL_CANDIDATES = 32, /* fits looked at before the search jumps to twice the size */
-    MODEL_FRAGMENTS = 32,  /* pieces of each of them, for a run that needs no wait */
+    MODEL_FRAGMENTS = 64,  /* pieces of each of them, looked at from an end once one is not covered, or for a run */
+    MODEL_CUT_OFF = 16,    /* the part of a range that a run may cut off where waiting would do */
     MODEL_PAGES = 1 << 16, /* over all segments that ever were */
     MODEL_SEGMENTS = 1024,
     MODEL_PIECES = 1 << 15,
@@ -47,7 +48,8 @@ typedef struct model_block {
     bool live;
     uint32_t segment, first, n; /* pages, from the segment's first */
     int slot;
-    uint32_t until_free; /* mask of slots */
+    uint32_t until_free;         /* mask of slots */
+    uint64_t named[MODEL_SLOTS]; /* the open epoch when the slot's stream was named last */
     model_clock guard, use;
 } model_block;
 
@@ -74,7 +76,8 @@ typedef struct model {
     uint64_t n_freed;
 
     bool open[MODEL_SLOTS];
-    uint64_t epoch[MODEL_SLOTS]; /* the open one; 0: the slot was never used */
+    uint64_t opened[MODEL_SLOTS]; /* the epoch that was open then */
+    uint64_t epoch[MODEL_SLOTS];  /* the open one; 0: the slot was never used */
     model_clock now[MODEL_SLOTS];
     model_fence fence[MODEL_SLOTS][MODEL_FENCES];
     model_fence event[MODEL_EVENTS]; /* the caller's */

@@ -54,7 +54,7 @@ void meter_fail_after(meter *m, int64_t n, bool for_good)
     pthread_mutex_unlock(&m->lock);
 }
 
-fsdp_host_allocator meter_host(meter *m) { return (fsdp_host_allocator){metered_alloc, metered_free, m}; }
+fsdp_host_allocator meter_host(meter *m) { return (fsdp_host_allocator){metered_alloc, metered_free, m, NULL}; }
 
 /* ---- Recipe ---- */
 

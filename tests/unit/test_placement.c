@@ -51,7 +51,7 @@ static uint64_t host_bytes; /* most that the last place() took */
 static fsdp__placement place(uint32_t n)
 {
     counting c = {0, 0, 0, 0};
-    fsdp_host_allocator host = {counting_alloc, counting_free, &c};
+    fsdp_host_allocator host = {counting_alloc, counting_free, &c, NULL};
     fsdp__placement result = {0, 0};
     memset(offsets, 0xff, n * sizeof *offsets);
     assert_int_equal(fsdp__place(&host, lives, n, ALIGNMENT, offsets, &result), FSDP_OK);
@@ -319,7 +319,7 @@ static void every_failed_host_allocation_is_reported_and_leaks_nothing(void **un
     random_lives(12, 5, 100, true);
     fsdp__placement result = {1, 1};
     counting c = {0, 0, 0, 0};
-    fsdp_host_allocator host = {counting_alloc, counting_free, &c};
+    fsdp_host_allocator host = {counting_alloc, counting_free, &c, NULL};
     fsdp_status status = FSDP_ERR_NO_HOST_MEMORY;
     for (uint64_t fail_at = 1; status != FSDP_OK; fail_at++) {
         c = (counting){0, fail_at, 0, 0};

@@ -163,7 +163,7 @@ static void wrong_configs_are_refused_by_every_open(void **unused)
     rig r;
     open_rig(&r, NULL, 0);
     for (int i = 0; i < 7; i++) {
-        fsdp_device_args device = {sizeof device, &config[i], &r.host, 0, FOREVER};
+        fsdp_device_args device = {sizeof device, &config[i], &r.host, 0, FOREVER, NULL, NULL};
         fsdp_comm_args comm = {sizeof comm, &config[i], r.dev, &r.host, 0, FOREVER};
         uint32_t rank = 9, world = 9;
         void *out = NULL;
@@ -275,8 +275,8 @@ static void without_host_memory_nothing_opens(void **unused)
     (void)unused;
     rig r;
     open_rig(&r, NULL, 0);
-    const fsdp_host_allocator none = {no_alloc, no_free, NULL};
-    fsdp_device_args device = {sizeof device, NULL, &none, 0, FOREVER};
+    const fsdp_host_allocator none = {no_alloc, no_free, NULL, NULL};
+    fsdp_device_args device = {sizeof device, NULL, &none, 0, FOREVER, NULL, NULL};
     fsdp_comm_args comm = {sizeof comm, NULL, r.dev, &none, 0, FOREVER};
     uint32_t rank, world;
     void *out = NULL;

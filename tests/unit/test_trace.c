@@ -107,7 +107,7 @@ static int set_up(void **state)
     static const char *const name[4] = {"gather", "reduce", "copy", "compute"};
     bench *b = calloc(1, sizeof *b);
     assert_non_null(b);
-    fsdp_host_allocator given = {counted_alloc, counted_free, &b->memory};
+    fsdp_host_allocator given = {counted_alloc, counted_free, &b->memory, NULL};
     assert_int_equal(fsdp__host_allocator_resolve(&given, &b->ctx.host), FSDP_OK);
     assert_int_equal(pthread_mutex_init(&b->ctx.lock, NULL), 0);
     b->ctx.backend = &fake_backend;
