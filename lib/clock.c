@@ -161,6 +161,16 @@ fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void
     return FSDP_OK;
 }
 
+void fsdp__host_passed(fsdp_context *ctx, const fsdp__fence *fence)
+{
+    if (fence->epoch == 0) return;
+    for (int t = 0; t < FSDP__SLOTS; t++) {
+        fsdp__clock_max(&ctx->clocks.now[t], &fence->snapshot, FSDP__SLOTS);
+        ctx->clocks.n_raised[t]++;
+    }
+    fsdp__note_host(ctx, fence);
+}
+
 void fsdp__fence_forget(fsdp__clocks *clocks, const fsdp__fence *fence)
 {
     fsdp_stream *s = fence->epoch > 0 ? clocks->stream[fence->slot] : NULL;

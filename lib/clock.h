@@ -93,6 +93,9 @@ fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need);
 fsdp_status fsdp__wait_fence(fsdp_stream *s, const fsdp__fence *fence, fsdp_reason reason);
 /* Close s's epoch. event: the device event to record, or NULL for the ring's own. *out_fence (may be NULL): a copy. */
 fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void *event, fsdp__fence *out_fence);
+/* The host has waited for this fence: what anybody is given from now on comes after what it covers. A fact of the calls, as
+ * they returned; nothing asks how far the device is. */
+void fsdp__host_passed(fsdp_context *ctx, const fsdp__fence *fence);
 /* The owner of a lent event takes it back: nobody will wait on this fence any more. */
 void fsdp__fence_forget(fsdp__clocks *clocks, const fsdp__fence *fence);
 

@@ -203,6 +203,18 @@ fsdp_status fsdp__launch(fsdp_stream *s, const fsdp_device_op *op, const char *l
     return taken(ctx, ctx->backend->device->launch(ctx->dev, s->native, op, span), span, &ctx->counters.operations);
 }
 
+void fsdp__note_host(fsdp_context *ctx, const fsdp__fence *fence)
+{
+    if (ctx->trace == NULL) return;
+    fsdp_trace_record record = {.kind = FSDP_RECORD_HOST,
+                                .stream = fence->slot,
+                                .other = -1,
+                                .mark = fence->mark,
+                                .event = (uint64_t)(uintptr_t)fence->event,
+                                .label = fence->label};
+    fsdp__trace_add(ctx->trace, &record);
+}
+
 void fsdp__note_use(fsdp_stream *s, const char *label, const fsdp_trace_access *access, uint32_t n)
 {
     if (s->ctx->trace == NULL) return;

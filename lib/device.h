@@ -27,6 +27,8 @@ fsdp_status fsdp__device_drain_host(fsdp_stream *s, uint64_t timeout_ns);
 
 /* Enqueue an operation; what it reads and writes goes on the tape with it. label: a unit's name, or what it is for. */
 fsdp_status fsdp__launch(fsdp_stream *s, const fsdp_device_op *op, const char *label);
+/* Note on the tape that the host has waited for a fence. */
+void fsdp__note_host(fsdp_context *ctx, const fsdp__fence *fence);
 /* Note on the tape that the caller's kernels on s may touch these ranges. */
 void fsdp__note_use(fsdp_stream *s, const char *label, const fsdp_trace_access *access, uint32_t n);
 

@@ -190,10 +190,17 @@ fsdp_status fsdp_stream_wait_stream(fsdp_stream *stream, fsdp_stream *other)
 fsdp_status fsdp_stream_drain_host(fsdp_stream *stream, uint64_t timeout_ns)
 {
     FSDP_NEED(stream);
-    fsdp__lock(stream->ctx);
-    fsdp_status status = fsdp__device_drain_host(stream, timeout_ns);
-    fsdp__unlock(stream->ctx);
-    return fsdp__context_explain(stream->ctx, status);
+    fsdp_context *ctx = stream->ctx;
+    fsdp__fence fence = {.epoch = 0};
+    fsdp_status status = FSDP_OK;
+    fsdp__lock(ctx);
+    /* A fence, to know afterwards what has been waited for; other threads may give it more meanwhile. */
+    if (fsdp__context_check(ctx) == FSDP_OK)
+        status = fsdp__record(stream, FSDP_MARK_CALLER, stream->name, NULL, &fence);
+    if (status != FSDP_ERR_NO_HOST_MEMORY) status = fsdp__device_drain_host(stream, timeout_ns);
+    if (status == FSDP_OK) fsdp__host_passed(ctx, &fence);
+    fsdp__unlock(ctx);
+    return fsdp__context_explain(ctx, status);
 }
 
 struct fsdp_event {
@@ -267,7 +274,9 @@ fsdp_status fsdp_event_wait_host(fsdp_event *event, uint64_t timeout_ns)
 {
     FSDP_NEED(event);
     fsdp__lock(event->ctx);
+    fsdp__fence fence = event->fence;
     fsdp_status status = fsdp__device_event_wait_host(event->ctx, event->native, timeout_ns);
+    if (status == FSDP_OK) fsdp__host_passed(event->ctx, &fence);
     fsdp__unlock(event->ctx);
     return fsdp__context_explain(event->ctx, status);
 }

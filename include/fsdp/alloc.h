@@ -17,14 +17,15 @@ typedef struct fsdp_allocator fsdp_allocator;
 
 typedef enum fsdp_alloc_policy {
     FSDP_ALLOC_WAIT_FIRST = 0, /**< reuse with a wait before taking more from the device: the hard bound on memory */
-    FSDP_ALLOC_GROW_FIRST = 1  /**< take more, up to the budget, before adding a wait */
+    FSDP_ALLOC_GROW_FIRST = 1  /**< take more, up to the budget, before adding a wait: lets a stream that copies out run beside
+                                    the one that computes. Give it a budget */
 } fsdp_alloc_policy;
 
 typedef struct fsdp_allocator_config {
     size_t size;
-    const char *name;       /**< for errors and pictures; copied */
+    const char *name;       /**< for errors and pictures; copied (31 bytes are kept) */
     uint64_t budget_bytes;  /**< most that it takes from the device; 0: no limit but the device's */
-    uint64_t segment_bytes; /**< it takes at least this much at a time */
+    uint64_t segment_bytes; /**< it takes at least this much at a time, or what the budget or the device has left */
     fsdp_alloc_policy policy;
     uint32_t history;       /**< events that it remembers for a snapshot (memory.h); 0: none */
 } fsdp_allocator_config;
@@ -44,7 +45,8 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_destroy(fsdp_allocator *alloc
  *  Until free, the block belongs to whatever @p stream is given.
  *  @p owner: whose it is, for errors and snapshots; a literal, or a string that outlives the allocator; NULL for nobody's.
  *  Thread: any; the order of calls decides the addresses.
- *  Errors: ARG; NO_MEMORY (the text says what would have fitted, who holds the rest, and lists the blocks). */
+ *  Errors: ARG; NO_MEMORY (the text says what would have fitted, who holds the rest, and lists the blocks); NO_HOST_MEMORY;
+ *  what stopped the context. Nothing has changed then, but for waits of @p stream that may have been enqueued. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocator, uint64_t bytes, fsdp_stream *stream,
                                                          const char *owner, void **out_ptr);
 
@@ -62,7 +64,9 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_record_use(fsdp_allocator *al
  *  Errors: ARG (not a live block of this allocator: a double free, or a pointer into the middle). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_free(fsdp_allocator *allocator, void *ptr);
 
-/** Give segments that are wholly free back to the device. Blocks the host until the device is done with them. */
+/** Give segments that are wholly free back to the device. Blocks the host until every stream of the context has come as far
+ *  as it was given, at most the context's timeout_ns each; what other threads free meanwhile stays.
+ *  Errors: TIMEOUT, and what stopped the context (nothing went back). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_trim_host(fsdp_allocator *allocator);
 
 /** Bytes now and at their peak. allocated: handed out. active: allocated, or freed but not yet ordered before everything

@@ -16,6 +16,8 @@ typedef enum fsdp_record_kind {
     FSDP_RECORD_OPERATION = 0, /**< a kernel, copy, fill, collective, host call or delay */
     FSDP_RECORD_WAIT = 1,      /**< the stream waits for an event */
     FSDP_RECORD_EVENT = 2,     /**< an event is recorded on the stream */
+    FSDP_RECORD_HOST = 4,      /**< the host has waited for the event: what any stream is given from now on comes after
+                                    what was before the event's record */
     FSDP_RECORD_USE = 3        /**< the caller's kernels may touch these ranges on this stream, here: noted when a window
                                     opens (after its waits) and when it closes (before its record) */
 } fsdp_record_kind;
@@ -71,9 +73,9 @@ typedef struct fsdp_trace_record {
     fsdp_operation operation; /**< OPERATION only */
     fsdp_mark mark;           /**< EVENT: what it marks. WAIT: what the awaited event marks */
     fsdp_reason reason;       /**< WAIT only */
-    int32_t stream;           /**< slot, 0 … 15; names with fsdp_trace_stream_name */
+    int32_t stream;           /**< slot, 0 … 15; names with fsdp_trace_stream_name. HOST: that recorded the event */
     int32_t other;            /**< WAIT: slot of the stream that recorded the event */
-    uint64_t event;           /**< EVENT, WAIT: identity of the device's event. A wait means the last record before it */
+    uint64_t event;           /**< EVENT, WAIT, HOST: identity of the device's event. A wait means the last record before it */
     const char *label;        /**< unit, stream or model that it is about; "" for none. Valid while the trace lives */
     uint64_t bytes;           /**< OPERATION: bytes moved, by host.h's counts for collectives */
     uint64_t start_ns, end_ns;/**< device time. WAIT: how long the stream stood. 0, 0 if it has not run */

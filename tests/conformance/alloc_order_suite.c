@@ -327,6 +327,55 @@ static void one_wait_stands_for_several_owners_where_one_has_waited_for_the_othe
     give(&sc->rig, p);
 }
 
+/* ---- The host waits ---- */
+
+static void what_the_host_has_waited_for_needs_no_wait(void **state)
+{
+    scene *sc = *state;
+    alloc_rig *r = &sc->rig;
+    fsdp_event *event;
+    OK(fsdp_event_create(r->ctx, &event));
+    char *p = take_room(sc, A);
+    slow_write(sc, A, p, 1, ROOM);
+    OK(fsdp_allocator_record_stream(r->a, p, r->s[B]));
+    touch(r, A, p, 1, ROOM);
+    give(r, p);
+    OK(fsdp_stream_drain_host(r->s[A], UINT64_MAX));
+    OK(fsdp_stream_drain_host(r->s[B], UINT64_MAX));
+    assert_int_equal(stats_of(r).active, 0); /* its own stream comes after b's use, too */
+    assert_ptr_equal(take_room(sc, C), p);
+    expect_waits(sc, C, 0);
+    slow_write(sc, C, p, 2, ROOM);
+    give(r, p);
+    OK(fsdp_event_record(event, r->s[C]));
+    OK(fsdp_event_wait_host(event, UINT64_MAX));
+    assert_ptr_equal(take_room(sc, D), p);
+    expect_waits(sc, D, 0);
+    touch(r, D, p, 3, ROOM);
+    expect_bytes(sc, p, 3, ROOM);
+    give(r, p);
+    fsdp_event_destroy(event);
+}
+
+static void what_came_after_the_event_that_the_host_waited_for_needs_one(void **state)
+{
+    scene *sc = *state;
+    alloc_rig *r = &sc->rig;
+    fsdp_event *event;
+    OK(fsdp_event_create(r->ctx, &event));
+    char *p = take_room(sc, A);
+    OK(fsdp_event_record(event, r->s[A]));
+    slow_write(sc, A, p, 1, ROOM);
+    give(r, p);
+    OK(fsdp_event_wait_host(event, UINT64_MAX));
+    assert_ptr_equal(take_room(sc, B), p);
+    expect_waits(sc, B, 1 << A);
+    touch(r, B, p, 2, ROOM);
+    expect_bytes(sc, p, 2, ROOM);
+    give(r, p);
+    fsdp_event_destroy(event);
+}
+
 /* ---- Streams that go ---- */
 
 static void a_released_stream_needs_no_wait(void **state)
@@ -582,6 +631,8 @@ int run_alloc_order_suite(const alloc_suite *suite)
         TEST(bytes_need_the_waits_of_their_own_last_owners_only),
         TEST(bytes_of_several_owners_wait_for_each_of_them),
         TEST(one_wait_stands_for_several_owners_where_one_has_waited_for_the_others),
+        TEST(what_the_host_has_waited_for_needs_no_wait),
+        TEST(what_came_after_the_event_that_the_host_waited_for_needs_one),
         TEST(a_released_stream_needs_no_wait),
         TEST(a_stream_in_the_slot_of_another_is_protected_as_itself),
         cmocka_unit_test_prestate(random_programs_have_no_unordered_pair, state),

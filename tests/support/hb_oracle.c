@@ -169,19 +169,24 @@ static uint32_t touch(oracle *o, int32_t s, uint32_t record, const fsdp_trace_ac
     return 0;
 }
 
+/* What stream s runs next comes after the event's last record. */
+static void come_after(oracle *o, int32_t s, uint64_t event)
+{
+    uint64_t *known = o->n_events > 0 ? bsearch(&event, o->event, o->n_events, sizeof event, by_value) : NULL;
+    for (int t = 0; known != NULL && t < STREAMS; t++) {
+        uint32_t before = o->recorded[known - o->event][t];
+        if (before > o->after[s][t]) o->after[s][t] = before;
+    }
+}
+
 static uint32_t judge(oracle *o, uint32_t index)
 {
     const fsdp_trace_record *record = fsdp_trace_at(o->trace, index);
     int32_t s = record->stream;
     assert(s >= 0 && s < STREAMS);
     uint32_t *after = o->after[s], latest = 0;
-    if (record->kind == FSDP_RECORD_WAIT && o->n_events > 0) {
-        uint64_t *known = bsearch(&record->event, o->event, o->n_events, sizeof *o->event, by_value);
-        for (int t = 0; known != NULL && t < STREAMS; t++) {
-            uint32_t before = o->recorded[known - o->event][t];
-            if (before > after[t]) after[t] = before;
-        }
-    }
+    if (record->kind == FSDP_RECORD_WAIT) come_after(o, s, record->event);
+    for (int t = 0; record->kind == FSDP_RECORD_HOST && t < STREAMS; t++) come_after(o, t, record->event);
     after[s] = index + 1;
     if (record->kind == FSDP_RECORD_EVENT)
         memcpy(o->recorded[position(o->event, o->n_events, record->event)], after, sizeof o->recorded[0]);

@@ -4,7 +4,7 @@
  *
  * A record is a point on its stream, a stream runs its records in host order, and a slot that is given to another
  * stream goes on as the same line. A WAIT comes after the last EVENT record of its event before it on the tape; without
- * one it orders nothing. There are no other edges: not the host's own waiting, not time, not other ranks.
+ * one it orders nothing; a HOST record is such a wait of every stream. There are no other edges: not time, not other ranks.
  * OPERATION and USE records touch their ranges. A window's two USE records stand for everything between them, since
  * both are on one stream: whoever comes after the close or before the open is clear of what lies between.
  * A race is two records of different streams, overlapping bytes, a write among them, and no path between the two. */

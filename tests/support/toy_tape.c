@@ -73,7 +73,7 @@ static void take(const toy *t, const fsdp_trace_record *from, event_names *names
     r->bytes = from->bytes;
     snprintf(r->label, sizeof r->label, "%s", from->label);
     if (from->kind == FSDP_RECORD_OPERATION) r->operation = from->operation;
-    if (from->kind == FSDP_RECORD_EVENT || from->kind == FSDP_RECORD_WAIT) {
+    if (from->kind == FSDP_RECORD_EVENT || from->kind == FSDP_RECORD_WAIT || from->kind == FSDP_RECORD_HOST) {
         r->mark = from->mark;
         r->event = name_event(names, from->event);
     }
@@ -121,6 +121,7 @@ void toy_tape_say(const toy_record *r, char *text, size_t text_bytes)
         n = snprintf(text, text_bytes, "stream %d: event %u, %s %s", r->stream, r->event, r->label,
                      fsdp_mark_name(r->mark));
         break;
+    case FSDP_RECORD_HOST: n = snprintf(text, text_bytes, "the host has waited for stream %d", r->stream); break;
     case FSDP_RECORD_USE: n = snprintf(text, text_bytes, "stream %d: use of %s", r->stream, r->label); break;
     }
     for (uint32_t i = 0; i < r->n_accesses && n >= 0 && (size_t)n < text_bytes; i++)

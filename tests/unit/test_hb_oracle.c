@@ -90,6 +90,12 @@ static void wait_event(tape *t, int32_t stream, uint64_t event)
     fsdp__trace_add(t->trace, &record);
 }
 
+static void host_waits(tape *t, int32_t stream, uint64_t event)
+{
+    fsdp_trace_record record = {.kind = FSDP_RECORD_HOST, .stream = stream, .other = -1, .event = event, .label = ""};
+    fsdp__trace_add(t->trace, &record);
+}
+
 static size_t check(tape *t) { return hb_check(t->trace, t->text, sizeof t->text); }
 
 static void an_empty_tape_has_no_race(void **state)
@@ -164,6 +170,18 @@ static void an_event_and_a_wait_order_two_streams(void **state)
     wait_event(t, B, 1);
     touch(t, B, "h0", READ, 0x1000, 64);
     assert_int_equal(check(t), 0);
+}
+
+static void what_the_host_has_waited_for_comes_before_every_stream(void **state)
+{
+    tape *t = *state;
+    touch(t, A, "h0", WRITE, 0x1000, 64);
+    record_event(t, A, 1);
+    host_waits(t, A, 1);
+    touch(t, B, "h0", READ, 0x1000, 64);
+    touch(t, A, "h0", WRITE, 0x2000, 64); /* behind the record */
+    touch(t, C, "h0", WRITE, 0x2000, 64);
+    assert_int_equal(check(t), 1);
 }
 
 static void work_behind_the_record_is_not_waited_for(void **state)
@@ -562,6 +580,7 @@ int main(void)
         TEST(a_read_and_a_later_write_race),
         TEST(one_stream_never_races_with_itself),
         TEST(an_event_and_a_wait_order_two_streams),
+        TEST(what_the_host_has_waited_for_comes_before_every_stream),
         TEST(work_behind_the_record_is_not_waited_for),
         TEST(work_before_the_wait_is_not_ordered_by_it),
         TEST(a_wait_before_the_record_orders_nothing),
