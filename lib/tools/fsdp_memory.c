@@ -20,7 +20,11 @@ static const char usage[] =
 /* To a terminal: no control characters. */
 static void print_name(const char *name)
 {
-    while (*name != '\0') {
+    for (int chars = 0; *name != '\0'; chars++) {
+        if (chars == 64) {
+            fputs("…", stdout);
+            return;
+        }
         size_t n = fsdp__utf8_bytes(name);
         if (n == 0) putchar('?');
         else fwrite(name, 1, n, stdout);

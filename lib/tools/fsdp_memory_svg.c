@@ -136,13 +136,31 @@ static void draw_device(const fsdp__page *page)
 
 /* ---- Panels ---- */
 
+/* At most so many characters of text, and a sign that there were more; the column is narrow. */
+static const char *shorten(const char *text, size_t chars, char *out, size_t out_bytes)
+{
+    size_t n = 0;
+    for (const char *at = text; *at != '\0' && chars > 0; chars--) {
+        size_t bytes = fsdp__utf8_bytes(at);
+        if (bytes == 0) bytes = 1;
+        if (n + bytes + sizeof "…" > out_bytes) break;
+        memcpy(out + n, at, bytes);
+        n += bytes;
+        at += bytes;
+        text = at;
+    }
+    snprintf(out + n, out_bytes - n, "%s", *text != '\0' ? "…" : "");
+    return out;
+}
+
 static void put_pool_words(const fsdp__page *page, const fsdp__snapshot_pool *pool, double y)
 {
     char words[512];
     FILE *file = page->file;
-    put_words(file, "pool", 24, y, pool->name);
-    snprintf(words, sizeof words, "%s%.60s", pool->model != NULL ? "model " : "",
-             pool->model != NULL ? pool->model : "allocator");
+    char name[128], model[128];
+    put_words(file, "pool", 24, y, shorten(pool->name, 12, name, sizeof name));
+    snprintf(words, sizeof words, "%s%s", pool->model != NULL ? "model " : "",
+             pool->model != NULL ? shorten(pool->model, 12, model, sizeof model) : "allocator");
     put_words(file, "g", 24, y + 16, words);
     snprintf(words, sizeof words, "policy %.40s", pool->policy);
     put_words(file, "g", 24, y + 30, words);
