@@ -236,7 +236,7 @@ static bool lies_in_place(const fsdp_model *model, const fsdp_unit *unit)
         uint64_t at = planned_offset(model, visit);
         if (visit->unit == unit->index) return at == begin;
         bool apart = at + model->schedule.bytes[visit->unit] <= begin || begin + unit->full_bytes <= at;
-        if (!model->schedule.held[visit->unit] && !apart) return false;
+        if (!model->schedule.held[visit->unit] && !apart && !FSDP__MUTATED(KEPT_IN_THE_WAY)) return false;
     }
     return false;
 }

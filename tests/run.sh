@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # run.sh [--sanitize] [--install]: build the project and run every test.
-#   --sanitize  also with AddressSanitizer + UndefinedBehaviorSanitizer, with ThreadSanitizer, and some under valgrind
+#   --sanitize  also with AddressSanitizer + UndefinedBehaviorSanitizer, with ThreadSanitizer, some under valgrind, and with
+#               each planted bug, which the tests must notice
 #   --install   what is missing may be installed with sudo (as root it is installed anyway)
 # The last line sums up all builds: "N passed, N failed, N skipped". Non-zero exit if anything failed.
 set -euo pipefail
@@ -12,7 +13,7 @@ for argument; do
     case $argument in
     --sanitize) sanitize=1 ;;
     --install) install=1 ;;
-    *) sed -n '3,6s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '3,7s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 
@@ -26,6 +27,8 @@ missing_packages() {
     has make || has ninja || echo make
     has pkg-config || echo pkg-config
     { has pkg-config && pkg-config --exists cmocka; } || echo libcmocka-dev
+    { has pkg-config && pkg-config --exists libcjson; } || echo libcjson-dev
+    { has pkg-config && pkg-config --exists jemalloc; } || echo libjemalloc-dev
 }
 
 install_missing() {
@@ -100,6 +103,13 @@ run_valgrind() { # some tests without threads: what they read before it is writt
     done
 }
 
+run_mutations() {
+    local started=$SECONDS
+    echo "== mutations"
+    if tests/race/mutations.sh; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+    echo "-- mutations: $((SECONDS - started)) s"
+}
+
 valgrind_tests=(test_trace test_clock test_tree test_sim_device test_sim_conformance test_step_table test_counts)
 no_aslr=()
 
@@ -113,6 +123,7 @@ if [ "$sanitize" = 1 ]; then
     run_preset tsan
     no_aslr=()
     run_valgrind
+    run_mutations
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

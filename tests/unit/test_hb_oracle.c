@@ -90,12 +90,6 @@ static void wait_event(tape *t, int32_t stream, uint64_t event)
     fsdp__trace_add(t->trace, &record);
 }
 
-static void host_waits(tape *t, int32_t stream, uint64_t event)
-{
-    fsdp_trace_record record = {.kind = FSDP_RECORD_HOST, .stream = stream, .other = -1, .event = event, .label = ""};
-    fsdp__trace_add(t->trace, &record);
-}
-
 static size_t check(tape *t) { return hb_check(t->trace, t->text, sizeof t->text); }
 
 static void an_empty_tape_has_no_race(void **state)
@@ -175,12 +169,10 @@ static void an_event_and_a_wait_order_two_streams(void **state)
 static void what_the_host_has_waited_for_comes_before_every_stream(void **state)
 {
     tape *t = *state;
-    touch(t, A, "h0", WRITE, 0x1000, 64);
-    record_event(t, A, 1);
-    host_waits(t, A, 1);
+    touch(t, A, "h0", WRITE, 0x1000, 64), record_event(t, A, 1);
+    fsdp__trace_add(t->trace, &(fsdp_trace_record){.kind = FSDP_RECORD_HOST, .stream = A, .event = 1, .label = ""});
     touch(t, B, "h0", READ, 0x1000, 64);
-    touch(t, A, "h0", WRITE, 0x2000, 64); /* behind the record */
-    touch(t, C, "h0", WRITE, 0x2000, 64);
+    touch(t, A, "h0", WRITE, 0x2000, 64), touch(t, C, "h0", WRITE, 0x2000, 64); /* behind the record */
     assert_int_equal(check(t), 1);
 }
 
