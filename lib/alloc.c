@@ -336,12 +336,20 @@ static uint64_t growth(const fsdp_allocator *a, uint64_t bytes)
     return segment_bytes <= room ? segment_bytes : room;
 }
 
-/* Take that much; if the device has no segment left, what is needed. */
+/* Take that much; where the device has less left, half of it, a quarter …, at least what is needed. */
 static fsdp_status grow_by(fsdp_allocator *a, uint64_t more, uint64_t bytes, fsdp__block **out_range)
 {
-    uint64_t least = fsdp__device_round(&a->ctx->caps, bytes);
-    fsdp_status status = grow(a, more, out_range);
-    return status == FSDP_ERR_NO_MEMORY && least < more ? grow(a, least, out_range) : status;
+    const fsdp_device_caps *caps = &a->ctx->caps;
+    uint64_t least = fsdp__device_round(caps, bytes);
+    for (;;) {
+        fsdp_status status = grow(a, more, out_range);
+        if (status != FSDP_ERR_NO_MEMORY) return status;
+        a->refused_bytes = more;
+        a->refused_at = a->ctx->n_device_frees;
+        if (more == least) return status;
+        more = fsdp__device_round(caps, more / 2);
+        if (more < least) more = least;
+    }
 }
 
 /* (c) Grow, within the budget. */
@@ -372,7 +380,9 @@ static fsdp_status grow_for(fsdp_allocator *a, uint64_t bytes, const char *owner
 static fsdp_status grow_if_possible(fsdp_allocator *a, uint64_t bytes, fsdp__block **out_range)
 {
     uint64_t more = growth(a, bytes);
-    if (more == 0) return FSDP_OK;
+    bool refused = a->refused_bytes > 0 && a->refused_at == a->ctx->n_device_frees &&
+                   fsdp__device_round(&a->ctx->caps, bytes) >= a->refused_bytes;
+    if (more == 0 || refused) return FSDP_OK; /* a device that says no is slow, so it is not asked the same again */
     char last_error[FSDP__ERROR_BYTES];
     snprintf(last_error, sizeof last_error, "%s", fsdp_last_error());
     fsdp_status status = grow_by(a, more, bytes, out_range);

@@ -17,7 +17,9 @@ struct fsdp_allocator {
     fsdp__ranges ranges;
     fsdp__table live; /* of the public calls */
     fsdp_alloc_stats stats;
-    uint64_t step_hash; /* as stats.trace_hash, since fsdp__allocator_step */
+    uint64_t step_hash;     /* as stats.trace_hash, since fsdp__allocator_step */
+    uint64_t refused_bytes; /* what the device had no room for last … */
+    uint64_t refused_at;    /* … and ctx->n_device_frees then: since nothing was given back, it has none now */
     fsdp__history history;
     uint64_t settled_at[FSDP__SLOTS]; /* clocks.n_raised when the slot's pending fragments were looked through */
     fsdp_allocator *next_pool, *previous_pool; /* of the context's */

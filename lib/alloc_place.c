@@ -6,7 +6,8 @@
 
 enum {
     CANDIDATES = 32, /* ranges looked at, smallest first, before the search goes on at twice the size */
-    FRAGMENTS = 64,  /* of each of them, looked at from an end once one is not covered; and for a run that is */
+    FRAGMENTS = 64,  /* of each of them, looked at from an end once one is not covered */
+    RUNS = 2048,     /* fragments of all ranges, looked at for a covered run between the ends */
     CUT_OFF = 16     /* the part of a range that such a run may cut off where waiting would do, too: a sixteenth */
 };
 
@@ -30,21 +31,20 @@ static inline fsdp__place look_at(fsdp__block *range, uint64_t begin, uint64_t b
 }
 
 /* The first run of covered fragments, of the lowest ones, that is large enough and cuts off no more than most; range NULL:
- * there is none. */
-static fsdp__place covered_run(fsdp__block *range, uint64_t bytes, uint64_t most, const fsdp__clock *now)
+ * there is none. *left: how many fragments may still be looked at. */
+static fsdp__place covered_run(fsdp__block *range, uint64_t bytes, uint64_t most, const fsdp__clock *now, int *left)
 {
     fsdp__place run = {range, 0, 0, true};
     uint64_t seen = 0;
     const fsdp__block *f = range;
-    for (int n = 0; n < FRAGMENTS && f != range->last->after; n++, f = f->after) {
-        if (!fsdp__frontier_covered(now, &f->use) && !FSDP__MUTATED(RUN_ACROSS)) {
-            seen = 0;
-            continue;
-        }
-        if (seen == 0) run.begin = f->begin;
-        if (run.begin - range->begin > most) break;
-        seen += f->bytes;
+    for (; *left > 0; f = f->after) {
+        --*left;
+        bool covered = fsdp__frontier_covered(now, &f->use) || FSDP__MUTATED(RUN_ACROSS);
+        if (covered && seen == 0) run.begin = f->begin;
+        if (covered && run.begin - range->begin > most) break;
+        seen = covered ? seen + f->bytes : 0;
         if (seen >= bytes) return run;
+        if (f == range->last) break;
     }
     return (fsdp__place){NULL, 0, 0, false};
 }
@@ -52,7 +52,7 @@ static fsdp__place covered_run(fsdp__block *range, uint64_t bytes, uint64_t most
 /* The best place in a range: a covered end, the low one first; a covered run between them; else the end freed longer ago.
  * What the run cuts off is lost to larger requests for a while: where growing is the other choice, any may go. */
 static inline fsdp__place best_place(const fsdp_allocator *a, fsdp__block *range, uint64_t bytes,
-                                     const fsdp__clock *now)
+                                     const fsdp__clock *now, int *runs_left)
 {
     fsdp__place low = look_at(range, range->begin, bytes, false, now);
     if (low.covered || range->range_bytes == bytes) return low;
@@ -60,11 +60,9 @@ static inline fsdp__place best_place(const fsdp_allocator *a, fsdp__block *range
     if (FSDP__MUTATED(WRONG_END) && range->last->last != range->last)
         high.covered = fsdp__frontier_covered(now, &range->last->before->use);
     if (high.covered) return high;
-    if (range->after != range->last) {
-        uint64_t most = a->config.policy == FSDP_ALLOC_GROW_FIRST ? UINT64_MAX : range->range_bytes / CUT_OFF;
-        fsdp__place between = covered_run(range, bytes, most, now);
-        if (between.range != NULL) return between;
-    }
+    uint64_t most = a->config.policy == FSDP_ALLOC_GROW_FIRST ? UINT64_MAX : range->range_bytes / CUT_OFF;
+    fsdp__place between = covered_run(range, bytes, most, now, runs_left);
+    if (between.range != NULL) return between;
     return high.freed < low.freed ? high : low;
 }
 
@@ -73,10 +71,10 @@ fsdp__place fsdp__place_find(const fsdp_allocator *a, uint64_t bytes, const fsdp
 {
     const fsdp__clock *now = &a->ctx->clocks.now[s->slot];
     fsdp__place oldest = {NULL, 0, 0, false};
-    int looked_at = 0;
+    int looked_at = 0, runs_left = RUNS;
     fsdp__block *r = fsdp__ranges_best(&a->ranges, bytes);
     while (r != NULL) {
-        fsdp__place p = best_place(a, r, bytes, now);
+        fsdp__place p = best_place(a, r, bytes, now, &runs_left);
         if (FSDP__MUTATED(EVERYTHING_COVERED_BY_OWN) && r->slot == s->slot) p.covered = true;
         if (p.covered) return p;
         if (oldest.range == NULL || p.freed < oldest.freed) oldest = p;

@@ -40,6 +40,7 @@ struct fsdp_context {
     fsdp_comm *comm, *reduce_comm; /* the same unless the config asks for two */
 
     fsdp_allocator *pools; /* all, newest first */
+    uint64_t n_device_frees;
     uint32_t n_children; /* models, allocators, streams, events, works, traces, pinned pieces: the caller's that live */
     atomic_int aborted;
 };

@@ -36,6 +36,7 @@ void fsdp__device_free(fsdp_context *ctx, void *ptr, uint64_t bytes, fsdp_memory
 {
     if (ptr == NULL) return;
     ctx->backend->device->mem_free(ctx->dev, ptr, bytes, kind);
+    ctx->n_device_frees++;
     *(kind == FSDP_MEMORY_KIND_PINNED ? &ctx->counters.pinned_bytes : &ctx->counters.device_bytes) -= bytes;
 }
 

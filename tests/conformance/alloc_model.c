@@ -228,8 +228,12 @@ static uint64_t growth(const model *m, uint64_t bytes)
 static bool grow(model *m, uint64_t bytes, uint32_t *out_segment)
 {
     uint64_t more = growth(m, bytes), left = m->device_limit - m->stats.reserved;
-    if (more > left) more = round_up(bytes, m->granularity);
-    if (more == 0 || more > left || growth(m, bytes) == 0) return false;
+    uint64_t least = round_up(bytes, m->granularity);
+    while (more > left && more > least) {
+        more = round_up(more / 2, m->granularity);
+        if (more < least) more = least;
+    }
+    if (more == 0 || more > left) return false;
     uint32_t number = 0;
     while (number < m->n_segments && !m->segment[number].gone) number++;
     if (number == m->n_segments) m->n_segments++;
@@ -275,13 +279,15 @@ static place look_at(const model *m, const range *r, uint32_t n, bool from_high,
 }
 
 /* The first n pages of the range's lowest pieces that all are covered. */
-static place covered_run(const model *m, const range *r, uint32_t n, int slot)
+static place covered_run(const model *m, const range *r, uint32_t n, int slot, uint32_t *left)
 {
-    uint32_t pieces = 0, run = 0, most = m->policy == FSDP_ALLOC_GROW_FIRST ? r->n : r->n / MODEL_CUT_OFF;
+    uint32_t run = 0, most = m->policy == FSDP_ALLOC_GROW_FIRST ? r->n : r->n / MODEL_CUT_OFF;
     for (uint32_t i = r->first; i < r->first + r->n; i++) {
         const model_piece *piece = piece_at(m, r->segment, i);
-        if (i == r->first || piece != piece_at(m, r->segment, i - 1)) pieces++;
-        if (pieces > MODEL_FRAGMENTS) break;
+        if (i == r->first || piece != piece_at(m, r->segment, i - 1)) {
+            if (*left == 0) break;
+            --*left;
+        }
         run = covered(m, slot, &piece->clock) ? run + 1 : 0;
         if (run == 1 && i - r->first > most) break;
         if (run == n) return (place){true, true, r->segment, i + 1 - n, 0};
@@ -290,13 +296,13 @@ static place covered_run(const model *m, const range *r, uint32_t n, int slot)
 }
 
 /* Of a range: the low end, the high one, what lies between. */
-static place better_place(const model *m, const range *r, uint32_t n, int slot)
+static place better_place(const model *m, const range *r, uint32_t n, int slot, uint32_t *left)
 {
     place low = look_at(m, r, n, false, slot), high;
     if (low.covered || r->n == n) return low;
     high = look_at(m, r, n, true, slot);
     if (high.covered) return high;
-    place between = covered_run(m, r, n, slot);
+    place between = covered_run(m, r, n, slot, left);
     if (between.found) return between;
     return high.freed < low.freed ? high : low;
 }
@@ -304,11 +310,11 @@ static place better_place(const model *m, const range *r, uint32_t n, int slot)
 static place find_place(const model *m, uint32_t n, int slot)
 {
     static range list[MODEL_PAGES];
-    uint32_t count = list_ranges(m, n, list), looked_at = 0, at_least = 0;
+    uint32_t count = list_ranges(m, n, list), looked_at = 0, at_least = 0, left = MODEL_RUNS;
     place oldest = {0};
     for (uint32_t i = 0; i < count; i++) {
         if (list[i].n < at_least) continue;
-        place p = better_place(m, &list[i], n, slot);
+        place p = better_place(m, &list[i], n, slot, &left);
         if (p.covered) return p;
         if (!oldest.found || p.freed < oldest.freed) oldest = p;
         if (++looked_at % MODEL_CANDIDATES == 0) at_least = 2 * list[i].n;

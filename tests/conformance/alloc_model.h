@@ -16,7 +16,8 @@ enum {
     MODEL_SLOTS = 16,      /* streams at a time */
     MODEL_FENCES = 64,     /* fences kept a stream */
     MODEL_CANDIDATES = 32, /* fits looked at before the search jumps to twice the size */
-    MODEL_FRAGMENTS = 64,  /* pieces of each of them, looked at from an end once one is not covered, or for a run */
+    MODEL_FRAGMENTS = 64,  /* pieces of each of them, looked at from an end once one is not covered */
+    MODEL_RUNS = 2048,     /* pieces of all of them, looked at for a run that needs no wait */
     MODEL_CUT_OFF = 16,    /* the part of a range that a run may cut off where waiting would do */
     MODEL_PAGES = 1 << 16, /* over all segments that ever were */
     MODEL_SEGMENTS = 1024,

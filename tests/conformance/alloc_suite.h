@@ -38,7 +38,7 @@ int run_alloc_stream_suite(
 int run_alloc_choice_suite(const alloc_suite *suite); /* which bytes come back */
 int run_alloc_order_suite(const alloc_suite *suite);  /* no bytes are handed over without an edge; none too many */
 void alloc_random_programs_have_no_unordered_pair(void **state); /* of it; the state is the suite */
-int run_alloc_model_suite(const alloc_suite *suite);  /* random programs, the same as an independent model's */
+int run_alloc_model_suite(const alloc_suite *suite); /* random programs, the same as an independent model's */
 
 /* A context, four streams and an allocator. */
 typedef struct alloc_rig {
