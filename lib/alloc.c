@@ -242,7 +242,7 @@ static inline void note_taken(fsdp_allocator *a, fsdp__block *block, const fsdp_
     remember(a, FSDP__ALLOC_EVENT_ALLOC, block, offset, block->slot, FSDP__NO_SLOT);
     if (missing != 0) note_hand_over(a, block, s, missing);
     a->stats.trace_hash = extend(a->stats.trace_hash, offset, block, missing);
-    if (a->ranges.placed) a->step_hash = extend(a->step_hash, offset, block, missing);
+    if (a->ranges.placed) a->step_hash = extend(a->step_hash, offset, block, 0);
 }
 
 static inline fsdp__block *take(fsdp_allocator *a, const fsdp__place *p, uint64_t bytes, const fsdp_stream *s,
@@ -279,7 +279,8 @@ fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_
 fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
                                   fsdp__need *need)
 {
-    fsdp__place p = fsdp__place_find(a, bytes, s);
+    fsdp__place p = {fsdp__ranges_best(&a->ranges, bytes), 0, 0, false};
+    if (p.range != NULL) p.begin = p.range->begin;
     return p.range != NULL ? take_and_need(a, &p, bytes, s, owner, need) : NULL;
 }
 

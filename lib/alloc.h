@@ -38,7 +38,8 @@ void *fsdp__allocator_base(const fsdp_allocator *a);
  * nothing waits yet. fsdp__allocator_reserve comes before each. */
 fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_t bytes, fsdp_stream *s,
                                      const char *owner, fsdp__need *need);
-/* Best fit in the range instead; NULL if nothing fits. */
+/* Best fit in the range instead, its low end; NULL if nothing fits. By sizes alone: what a rank's host has recorded or waited
+ * for beside the step is in its clocks, and places decide what is evicted and gathered, which must be the same on every rank. */
 fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
                                   fsdp__need *need);
 fsdp_status fsdp__allocator_reserve(fsdp_allocator *a);

@@ -165,8 +165,14 @@ void fsdp__host_passed(fsdp_context *ctx, const fsdp__fence *fence)
 {
     if (fence->epoch == 0) return;
     for (int t = 0; t < FSDP__SLOTS; t++) {
-        fsdp__clock_max(&ctx->clocks.now[t], &fence->snapshot, FSDP__SLOTS);
-        ctx->clocks.n_raised[t]++;
+        uint64_t *now = ctx->clocks.now[t].at;
+        bool raised = false;
+        for (int u = 0; u < FSDP__SLOTS; u++) {
+            if (fence->snapshot.at[u] <= now[u]) continue;
+            now[u] = fence->snapshot.at[u];
+            raised = true;
+        }
+        if (raised) ctx->clocks.n_raised[t]++;
     }
     fsdp__note_host(ctx, fence);
 }

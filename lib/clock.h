@@ -34,9 +34,10 @@ struct fsdp_stream {
     fsdp_context *ctx;
     void *native;
     int slot;
-    bool lane;         /* the library's own */
-    uint32_t n_open;   /* windows of units that are open on it */
-    uint32_t n_drains; /* host threads that wait, without the lock, until it is idle: it must not go before them */
+    bool lane;           /* the library's own */
+    uint32_t n_open;     /* windows of units that are open on it */
+    uint64_t late_drain; /* n_fences of a drain that ran out of time: asked again, it needs no further fence; 0: none */
+    uint32_t n_drains;   /* host threads that wait, without the lock, until it is idle: it must not go before them */
     char name[32];
     uint64_t first_fence; /* fences of the slot's earlier streams are below this */
     uint64_t n_fences;    /* fence i closed epoch i + 1 and lies in ring[i % FSDP__FENCES] */

@@ -212,7 +212,7 @@ void fsdp__note_host(fsdp_context *ctx, const fsdp__fence *fence)
                                 .other = -1,
                                 .mark = fence->mark,
                                 .event = (uint64_t)(uintptr_t)fence->event,
-                                .label = fence->label};
+                                .label = ""}; /* the fence's own may have gone with its stream */
     fsdp__trace_add(ctx->trace, &record);
 }
 

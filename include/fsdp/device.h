@@ -75,7 +75,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_wait_stream(fsdp_stream *stream,
 
 /** Block the host until the stream is idle. The clocks know it then: what any stream is given from now on comes after what
  *  this one was given before, without a wait. (So it is with fsdp_event_wait_host and fsdp_work_wait_host.)
- *  Errors: TIMEOUT, NO_HOST_MEMORY (ask again); DEVICE, RANK_LOST, MISMATCH, ABORTED (what stopped it). */
+ *  Errors: TIMEOUT (ask again); DEVICE, RANK_LOST, MISMATCH, ABORTED (what stopped it). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_drain_host(fsdp_stream *stream, uint64_t timeout_ns);
 
 /** An event of the caller's own; the clocks know it. record overwrites; a wait refers to the last record before it, and

@@ -132,8 +132,8 @@ typedef struct fsdp_model_stats {
     uint64_t no_room;          /**< prefetches left out because their planned bytes were still in use */
     uint64_t off_plan_places;  /**< gathers placed by best fit */
     uint64_t gather_trace, grad_trace; /**< hash of every place in the pool that was handed out from the update before the
-                                            last one to the last: offset, bytes, stream, and which streams it waits for.
-                                            Equal on every rank; from the second step on the same for equal steps */
+                                            last one to the last: offset, bytes, stream. Equal on every rank, whatever
+                                            its host waited for; from the second step on the same for equal steps */
 } fsdp_model_stats;
 
 #define FSDP_MODEL_STATS_INIT {sizeof(fsdp_model_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}

@@ -17,7 +17,7 @@ static void every_stream_that_there_may_be_is_waited_for_and_no_more(void **stat
 {
     alloc_rig *r = *state;
     fsdp_stream *s[MOST] = {NULL}, *one_more = NULL;
-    char *block[MOST], name[8];
+    char *block[MOST], name[16];
     make_allocator(r, MOST * KIB, MOST * KIB);
     int n = 0;
     for (; n < MOST - LANES - ALLOC_STREAMS; n++) {
