@@ -254,6 +254,15 @@ static fsdp_status move(program *o)
     return give_kernel(o, u, o->stream[u], false);
 }
 
+/* As a rank that prints does, and the others do not: its host waits for what the others' hosts run past. Nothing that ranks
+ * have in common may depend on it. */
+static fsdp_status log_a_loss(program *o, uint32_t what)
+{
+    toy *t = o->t;
+    if (t->rank != 0 || what > 1) return FSDP_OK;
+    return fsdp_stream_drain_host(what == 0 ? t->s : t->second, toy_timeout_ns);
+}
+
 /* ---- Steps ---- */
 
 static fsdp_status run_pass(program *o, bool train)
@@ -270,7 +279,10 @@ static fsdp_status run_pass(program *o, bool train)
     step_pools_pass(&o->pools, train, !last ? args.pass : train ? FSDP_PASS_NONE : args.next);
     TOY_TRY(fsdp_pass_begin(t->model, &args, t->s));
     fsdp_status status = step_pools_look(&o->pools, UINT32_MAX);
-    for (uint32_t i = 0; i < MOVES && status == FSDP_OK && !o->aborted; i++) status = move(o);
+    for (uint32_t i = 0; i < MOVES && status == FSDP_OK && !o->aborted; i++) {
+        status = move(o);
+        if (status == FSDP_OK) status = log_a_loss(o, draw(o, 12));
+    }
     if (status != FSDP_OK || o->aborted) return status;
     while (o->n_open > 0 && status == FSDP_OK) status = close_one(o, draw(o, o->n_open));
     if (status != FSDP_OK) return status;

@@ -48,6 +48,8 @@ fsdp_status step_train(toy *t)
     while (t->n_updates < t->config->steps) {
         fsdp_status status = toy_step(t);
         if (status == FSDP_OK) status = step_log_traces(t);
+        if (status == FSDP_OK && t->rank == 0 && t->n_updates % 3 == 0) /* one rank prints a loss, the others do not */
+            status = fsdp_stream_drain_host(t->s, toy_timeout_ns);
         if (status != FSDP_OK) return status;
     }
     return toy_finish(t);
