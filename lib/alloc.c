@@ -70,25 +70,10 @@ void fsdp__allocator_note(fsdp_allocator *a, fsdp__alloc_event_kind kind, const 
     else remember(a, kind, &none, FSDP__NO_PLACE, FSDP__NO_SLOT, FSDP__NO_SLOT);
 }
 
-static void note_segment(fsdp_allocator *a, fsdp__alloc_event_kind kind, uint32_t number)
+void fsdp__allocator_note_segment(fsdp_allocator *a, fsdp__alloc_event_kind kind, uint32_t number)
 {
     fsdp__block all = {.bytes = a->ranges.segments[number].bytes, .owner = "", .segment = number};
     remember(a, kind, &all, 0, FSDP__NO_SLOT, FSDP__NO_SLOT);
-}
-
-/* Take a segment from the device. Needs fsdp__ranges_reserve. */
-static fsdp_status grow(fsdp_allocator *a, uint64_t bytes, fsdp__block **out_range)
-{
-    uint32_t number;
-    void *ptr;
-    FSDP_TRY(fsdp__ranges_reserve_segment(&a->ranges, &number));
-    FSDP_TRY(fsdp__device_alloc(a->ctx, bytes, FSDP_MEMORY_KIND_DEVICE, &ptr));
-    *out_range = fsdp__ranges_add(&a->ranges, number, (uint64_t)(uintptr_t)ptr, bytes);
-    a->stats.reserved += bytes;
-    if (a->stats.reserved > a->stats.reserved_peak) a->stats.reserved_peak = a->stats.reserved;
-    a->stats.grows++;
-    note_segment(a, FSDP__ALLOC_EVENT_GROW, number);
-    return FSDP_OK;
 }
 
 /* ---- Life ---- */
@@ -176,7 +161,7 @@ fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *model, c
     if (bytes > 0) {
         fsdp__block *range;
         status = fsdp__ranges_reserve(&a->ranges);
-        if (status == FSDP_OK) status = grow(a, bytes, &range);
+        if (status == FSDP_OK) status = fsdp__allocator_grow(a, bytes, &range);
     }
     if (status != FSDP_OK) {
         destroy(a);
@@ -248,7 +233,7 @@ static inline void note_taken(fsdp_allocator *a, fsdp__block *block, const fsdp_
 static inline fsdp__block *take(fsdp_allocator *a, const fsdp__place *p, uint64_t bytes, const fsdp_stream *s,
                                 const char *owner)
 {
-    fsdp__block *block = fsdp__ranges_take(&a->ranges, p->range, p->begin, bytes);
+    fsdp__block *block = fsdp__ranges_take(&a->ranges, p->range, p->fragment, p->begin, bytes);
     block->slot = (uint8_t)s->slot;
     block->taken = s->n_fences + 1;
     block->owner = owner;
@@ -271,16 +256,17 @@ fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_
                                      const char *owner, fsdp__need *need)
 {
     if (a->ranges.n_segments == 0) return NULL;
-    fsdp__place p = {NULL, a->ranges.segments[0].begin + offset, 0, false};
-    p.range = fsdp__ranges_at(&a->ranges, p.begin, bytes);
+    uint64_t begin = a->ranges.segments[0].begin + offset;
+    fsdp__block *range = fsdp__ranges_at(&a->ranges, begin, bytes);
+    fsdp__place p = {range, range, begin, 0, false};
     return p.range != NULL ? take_and_need(a, &p, bytes, s, owner, need) : NULL;
 }
 
 fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
                                   fsdp__need *need)
 {
-    fsdp__place p = {fsdp__ranges_best(&a->ranges, bytes), 0, 0, false};
-    if (p.range != NULL) p.begin = p.range->begin;
+    fsdp__block *range = fsdp__ranges_best(&a->ranges, bytes);
+    fsdp__place p = {range, range, range != NULL ? range->begin : 0, 0, false};
     return p.range != NULL ? take_and_need(a, &p, bytes, s, owner, need) : NULL;
 }
 
@@ -323,74 +309,7 @@ void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block)
     note_bytes(a);
 }
 
-/* ---- Growing ---- */
-
-/* How much to take from the device: a segment, or all that the budget has left where that is less. 0: not even the bytes. */
-static uint64_t growth(const fsdp_allocator *a, uint64_t bytes)
-{
-    const fsdp_device_caps *caps = &a->ctx->caps;
-    uint64_t budget = a->config.budget_bytes, room = budget == 0 ? UINT64_MAX : budget - a->stats.reserved;
-    uint64_t segment_bytes = fsdp__device_round(caps, a->config.segment_bytes), least = fsdp__device_round(caps, bytes);
-    room -= room % caps->granularity;
-    if (least > room) return 0;
-    if (segment_bytes < least) segment_bytes = least;
-    return segment_bytes <= room ? segment_bytes : room;
-}
-
-/* Take that much; where the device has less left, half of it, a quarter …, at least what is needed. */
-static fsdp_status grow_by(fsdp_allocator *a, uint64_t more, uint64_t bytes, fsdp__block **out_range)
-{
-    const fsdp_device_caps *caps = &a->ctx->caps;
-    uint64_t least = fsdp__device_round(caps, bytes);
-    for (;;) {
-        fsdp_status status = grow(a, more, out_range);
-        if (status != FSDP_ERR_NO_MEMORY) return status;
-        a->refused_bytes = more;
-        a->refused_at = a->ctx->n_device_frees;
-        if (more == least) return status;
-        more = fsdp__device_round(caps, more / 2);
-        if (more < least) more = least;
-    }
-}
-
-/* (c) Grow, within the budget. */
-static fsdp_status grow_for(fsdp_allocator *a, uint64_t bytes, const char *owner, fsdp__block **out_range)
-{
-    uint64_t more = growth(a, bytes);
-    char why[256];
-    if (a->config.budget_bytes > 0 && bytes > a->config.budget_bytes) {
-        snprintf(why, sizeof why, "the whole budget is %llu", (unsigned long long)a->config.budget_bytes);
-        return fsdp__allocator_fail(a, bytes, 0, owner, why);
-    }
-    if (more == 0) {
-        uint64_t budget = a->config.budget_bytes, room = budget - a->stats.reserved;
-        room -= room % a->ctx->caps.granularity;
-        if (room == 0) snprintf(why, sizeof why, "the budget of %llu allows no more", (unsigned long long)budget);
-        else
-            snprintf(why, sizeof why, "the budget of %llu allows %llu more", (unsigned long long)budget,
-                     (unsigned long long)room);
-        return fsdp__allocator_fail(a, bytes, room, owner, why);
-    }
-    fsdp_status status = grow_by(a, more, bytes, out_range);
-    if (status != FSDP_ERR_NO_MEMORY) return status;
-    snprintf(why, sizeof why, "the device says: %.200s", fsdp_last_error());
-    return fsdp__allocator_fail(a, bytes, 0, owner, why);
-}
-
-/* The same where waiting would do, too: a device that is full is no error then, nor anybody's last one. */
-static fsdp_status grow_if_possible(fsdp_allocator *a, uint64_t bytes, fsdp__block **out_range)
-{
-    uint64_t more = growth(a, bytes);
-    bool refused = a->refused_bytes > 0 && a->refused_at == a->ctx->n_device_frees &&
-                   fsdp__device_round(&a->ctx->caps, bytes) >= a->refused_bytes;
-    if (more == 0 || refused) return FSDP_OK; /* a device that says no is slow, so it is not asked the same again */
-    char last_error[FSDP__ERROR_BYTES];
-    snprintf(last_error, sizeof last_error, "%s", fsdp_last_error());
-    fsdp_status status = grow_by(a, more, bytes, out_range);
-    if (status != FSDP_ERR_NO_MEMORY) return status;
-    FSDP_IGNORE(fsdp__fail(status, "%s", last_error));
-    return FSDP_OK;
-}
+/* ---- Allocating ---- */
 
 static fsdp_status wait_counted(fsdp_allocator *a, fsdp_stream *s, const fsdp__need *need)
 {
@@ -407,7 +326,7 @@ static fsdp_status wait_for_place(fsdp_allocator *a, const fsdp__place *p, uint6
     if (FSDP__MUTATED(NO_WAIT_AT_ALLOC)) return FSDP_OK;
     fsdp__need need;
     need.slots = 0;
-    const fsdp__block *f = p->range;
+    const fsdp__block *f = p->fragment;
     while (f->begin + f->bytes <= p->begin) f = f->after;
     for (; f != NULL && f->begin < p->begin + bytes; f = f->after) {
         const fsdp__clock *now = &a->ctx->clocks.now[s->slot];
@@ -433,8 +352,9 @@ static fsdp_status alloc_block(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s
     fsdp__place p = fsdp__place_find(a, bytes, s);
     if (p.range == NULL || (!p.covered && a->config.policy == FSDP_ALLOC_GROW_FIRST)) {
         fsdp__block *range = NULL;
-        FSDP_TRY(p.range == NULL ? grow_for(a, bytes, owner, &range) : grow_if_possible(a, bytes, &range));
-        if (range != NULL) p = (fsdp__place){range, range->begin, 0, true};
+        FSDP_TRY(p.range == NULL ? fsdp__allocator_grow_for(a, bytes, owner, &range)
+                                 : fsdp__allocator_grow_if_possible(a, bytes, &range));
+        if (range != NULL) p = (fsdp__place){range, range, range->begin, 0, true};
     }
 
     /* First the wait: if it fails, nothing has been taken. */
@@ -563,7 +483,7 @@ fsdp_status fsdp_allocator_trim_host(fsdp_allocator *allocator)
         if (seg.bytes == 0 || !fsdp__ranges_is_free(&allocator->ranges, i)) continue;
         if (seg.first->range_freed > n_freed) continue;
         allocator->stats.reserved -= seg.bytes;
-        note_segment(allocator, FSDP__ALLOC_EVENT_TRIM, i);
+        fsdp__allocator_note_segment(allocator, FSDP__ALLOC_EVENT_TRIM, i);
         fsdp__ranges_drop(&allocator->ranges, i);
         fsdp__device_free(ctx, (void *)(uintptr_t)seg.begin, seg.bytes, FSDP_MEMORY_KIND_DEVICE);
     }

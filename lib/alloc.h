@@ -39,7 +39,7 @@ void *fsdp__allocator_base(const fsdp_allocator *a);
 fsdp__block *fsdp__allocator_take_at(fsdp_allocator *a, uint64_t offset, uint64_t bytes, fsdp_stream *s,
                                      const char *owner, fsdp__need *need);
 /* Best fit in the range instead, its low end; NULL if nothing fits. By sizes alone: what a rank's host has recorded or waited
- * for beside the step is in its clocks, and places decide what is evicted and gathered, which must be the same on every rank. */
+ * for beside the step is in its clocks, and places decide what is evicted and gathered: the same on every rank. */
 fsdp__block *fsdp__allocator_take(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
                                   fsdp__need *need);
 fsdp_status fsdp__allocator_reserve(fsdp_allocator *a);
@@ -50,6 +50,13 @@ void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block);
 /* Remember that the block goes because another one needs room, or that there was none. */
 void fsdp__allocator_note(fsdp_allocator *a, fsdp__alloc_event_kind kind, const fsdp__block *block, uint64_t bytes,
                           const char *owner);
+void fsdp__allocator_note_segment(fsdp_allocator *a, fsdp__alloc_event_kind kind, uint32_t number);
+/* Take a segment of so many bytes. Needs fsdp__ranges_reserve. */
+fsdp_status fsdp__allocator_grow(fsdp_allocator *a, uint64_t bytes, fsdp__block **out_range);
+/* Grow by what the config says, within the budget; NO_MEMORY says all. */
+fsdp_status fsdp__allocator_grow_for(fsdp_allocator *a, uint64_t bytes, const char *owner, fsdp__block **out_range);
+/* The same where waiting would do, too: without room *out_range stays as it is, and that is no error, nor anybody's last one. */
+fsdp_status fsdp__allocator_grow_if_possible(fsdp_allocator *a, uint64_t bytes, fsdp__block **out_range);
 /* Hash of the places, streams and hand-overs since the last call; the next step begins. */
 uint64_t fsdp__allocator_step(fsdp_allocator *a);
 

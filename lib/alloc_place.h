@@ -7,7 +7,8 @@
 
 /* A place in a free range. */
 typedef struct fsdp__place {
-    fsdp__block *range; /* NULL: nothing fits */
+    fsdp__block *range;    /* NULL: nothing fits */
+    fsdp__block *fragment; /* in which it begins, or one below; so that nobody walks there again */
     uint64_t begin;
     uint64_t freed; /* newest free() among what it covers */
     bool covered;   /* all of it comes before what the stream is given next */

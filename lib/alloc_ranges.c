@@ -215,6 +215,7 @@ fsdp__block *fsdp__ranges_add(fsdp__ranges *ranges, uint32_t number, uint64_t be
     fsdp__block *block = new_block(ranges);
     *block = (fsdp__block){.begin = begin, .bytes = bytes, .segment = number, .slot = FSDP__NO_SLOT};
     ranges->segments[number] = (fsdp__segment){begin, bytes, block};
+    ranges->newest = number;
     if (number == ranges->n_segments) ranges->n_segments++;
     else ranges->n_gone--;
     make_range(ranges, block, block, bytes, 0);
@@ -282,13 +283,14 @@ static void fuse(fsdp__ranges *ranges, fsdp__block *from, const fsdp__block *to,
     from->guard = guard;
 }
 
-fsdp__block *fsdp__ranges_take(fsdp__ranges *ranges, fsdp__block *range, uint64_t begin, uint64_t bytes)
+fsdp__block *fsdp__ranges_take(fsdp__ranges *ranges, fsdp__block *range, fsdp__block *fragment, uint64_t begin,
+                               uint64_t bytes)
 {
     uint64_t end = begin + bytes, range_end = range->begin + range->range_bytes, freed = range->range_freed;
     assert(!range->live && begin >= range->begin && bytes > 0 && end <= range_end);
     unlink_range(ranges, range);
 
-    fsdp__block *from = range, *last = range->last;
+    fsdp__block *from = fragment, *last = range->last;
     while (from->begin + from->bytes <= begin) from = from->after;
     if (from->begin < begin) {
         bool was_last = from == last;

@@ -59,6 +59,7 @@ typedef struct fsdp__ranges {
     bool placed; /* places are asked for, by address: keep by_begin */
     fsdp__segment *segments;
     size_t n_segments, segment_capacity, n_gone; /* n_gone: numbers that are free */
+    uint32_t newest;                             /* number of the segment that was added last */
     uint64_t has_ranges[FSDP__BINS / 64];
     /* By (bytes, touched, segment, begin): smallest first, among equals the one touched longest ago. */
     fsdp__tree bin[FSDP__BINS];
@@ -105,8 +106,10 @@ fsdp__block *fsdp__ranges_next(const fsdp__ranges *ranges, fsdp__block *range);
 /* The free range that holds all of [begin, begin + bytes), or NULL. Only where places are asked for. */
 fsdp__block *fsdp__ranges_at(const fsdp__ranges *ranges, uint64_t begin, uint64_t bytes);
 
-/* Cut [begin, begin + bytes) out of a free range: it becomes a live block (no use yet, guard set). Needs reserve. */
-fsdp__block *fsdp__ranges_take(fsdp__ranges *ranges, fsdp__block *range, uint64_t begin, uint64_t bytes);
+/* Cut [begin, begin + bytes) out of a free range: it becomes a live block (no use yet, guard set). fragment: of the range, at
+ * or below begin; the walk to begin starts there. Needs reserve. */
+fsdp__block *fsdp__ranges_take(fsdp__ranges *ranges, fsdp__block *range, fsdp__block *fragment, uint64_t begin,
+                               uint64_t bytes);
 /* Back to free: block->use is its frontier from now on. pending: not covered for its stream. */
 void fsdp__ranges_give(fsdp__ranges *ranges, fsdp__block *block, bool pending);
 /* This fragment is no longer pending. */

@@ -237,6 +237,7 @@ static bool grow(model *m, uint64_t bytes, uint32_t *out_segment)
     uint32_t number = 0;
     while (number < m->n_segments && !m->segment[number].gone) number++;
     if (number == m->n_segments) m->n_segments++;
+    m->newest = number;
     model_segment *s = &m->segment[number];
     *s = (model_segment){.page = m->n_pages, .n = (uint32_t)(more / MODEL_PAGE)};
     for (uint32_t i = 0; i < s->n; i++) {
@@ -267,7 +268,8 @@ static place look_at(const model *m, const range *r, uint32_t n, bool from_high,
     for (uint32_t i = 0; i < n; i++) {
         const model_piece *piece = piece_at(m, r->segment, from_high ? r->first + r->n - 1 - i : r->first + i);
         if (piece == last) continue;
-        if (pieces++ >= MODEL_FRAGMENTS && !p.covered) {
+        if (pieces++ >= (p.covered ? MODEL_DEEP : MODEL_FRAGMENTS)) {
+            p.covered = false;
             p.freed = r->touched;
             return p;
         }
@@ -307,6 +309,27 @@ static place better_place(const model *m, const range *r, uint32_t n, int slot, 
     return high.freed < low.freed ? high : low;
 }
 
+/* In the segment that was taken last: covered or nothing. */
+static place find_in_newest(const model *m, uint32_t n, int slot)
+{
+    const model_segment *s = &m->segment[m->newest];
+    uint32_t left = MODEL_RUNS;
+    for (uint32_t i = 0, end, steps = 0; m->n_segments > 0 && !s->gone && i < s->n && steps < MODEL_NEWEST;
+         i = end, steps++) {
+        int block = m->page[page_of(m, m->newest, i)].block;
+        if (block >= 0) {
+            end = i + m->block[block].n;
+            continue;
+        }
+        for (end = i + 1; end < s->n && m->page[page_of(m, m->newest, end)].block < 0; end++) {
+        }
+        range r = {m->newest, i, end - i, m->page[page_of(m, m->newest, i)].touched};
+        place p = r.n >= n ? better_place(m, &r, n, slot, &left) : (place){0};
+        if (p.found && p.covered) return p;
+    }
+    return (place){0};
+}
+
 static place find_place(const model *m, uint32_t n, int slot)
 {
     static range list[MODEL_PAGES];
@@ -319,7 +342,8 @@ static place find_place(const model *m, uint32_t n, int slot)
         if (!oldest.found || p.freed < oldest.freed) oldest = p;
         if (++looked_at % MODEL_CANDIDATES == 0) at_least = 2 * list[i].n;
     }
-    return oldest;
+    place newest = find_in_newest(m, n, slot);
+    return newest.found ? newest : oldest;
 }
 
 /* First the wait, then the bytes. */

@@ -17,6 +17,8 @@ enum {
     MODEL_FENCES = 64,     /* fences kept a stream */
     MODEL_CANDIDATES = 32, /* fits looked at before the search jumps to twice the size */
     MODEL_FRAGMENTS = 64,  /* pieces of each of them, looked at from an end once one is not covered */
+    MODEL_DEEP = 4096,     /* and while all are */
+    MODEL_NEWEST = 64,     /* blocks and ranges of the newest segment, looked at last */
     MODEL_RUNS = 2048,     /* pieces of all of them, looked at for a run that needs no wait */
     MODEL_CUT_OFF = 16,    /* the part of a range that a run may cut off where waiting would do */
     MODEL_PAGES = 1 << 16, /* over all segments that ever were */
@@ -71,6 +73,7 @@ typedef struct model {
         uint64_t touched; /* free: when its range was: number of the free() that made or widened it; 0: never */
     } page[MODEL_PAGES];
     uint32_t n_pages, n_segments, n_pieces;
+    uint32_t newest; /* number of the segment that was taken last */
     model_segment segment[MODEL_SEGMENTS];
     model_piece piece[MODEL_PIECES];
     model_block block[MODEL_BLOCKS];

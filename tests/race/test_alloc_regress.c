@@ -188,7 +188,7 @@ static void refuse_everything(regress_rig *r, uint64_t max_records)
     check_refused(r, fsdp_stream_delay(r->s[A], 0), 0);
     check_refused(r, fsdp_event_record(event, r->s[A]), 0);
     check_refused(r, fsdp_stream_wait_event(r->s[A], other), 0);
-    check_refused(r, fsdp_stream_wait_stream(r->s[A], r->s[B]), 1);   /* B's fence is there */
+    check_refused(r, fsdp_stream_wait_stream(r->s[A], r->s[B]), 1); /* B's fence is there */
     for (int k = 0; k < 3; k++) {
         host_memory_fails_after(k);
         fsdp_status status = fsdp_barrier(fsdp_context_comm(r->ctx), r->s[A], NULL);

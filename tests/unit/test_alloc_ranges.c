@@ -244,7 +244,7 @@ static void take(world *w)
 
     fsdp__clock clock = clock_of(w, unit, n);
     assert_int_equal(fsdp__ranges_reserve(&w->ranges), FSDP_OK);
-    fsdp__block *block = fsdp__ranges_take(&w->ranges, range, address(unit), (uint64_t)n * UNIT);
+    fsdp__block *block = fsdp__ranges_take(&w->ranges, range, range, address(unit), (uint64_t)n * UNIT);
     assert_true(block->live && block->begin == address(unit) && block->bytes == (uint64_t)n * UNIT);
     assert_int_equal(block->until_free, 0);
     assert_frontier(&block->guard, &clock);
@@ -393,7 +393,7 @@ static fsdp__block *take_units(world *w, int unit, int n)
     assert_int_equal(fsdp__ranges_reserve(&w->ranges), FSDP_OK);
     fsdp__block *range = fsdp__ranges_at(&w->ranges, address(unit), (uint64_t)n * UNIT);
     assert_non_null(range);
-    fsdp__block *block = fsdp__ranges_take(&w->ranges, range, address(unit), (uint64_t)n * UNIT);
+    fsdp__block *block = fsdp__ranges_take(&w->ranges, range, range, address(unit), (uint64_t)n * UNIT);
     block->slot = 0;
     return block;
 }
