@@ -55,7 +55,7 @@ void fsdp__allocator_note_segment(fsdp_allocator *a, fsdp__alloc_event_kind kind
 fsdp_status fsdp__allocator_grow(fsdp_allocator *a, uint64_t bytes, fsdp__block **out_range);
 /* Grow by what the config says, within the budget; NO_MEMORY says all. */
 fsdp_status fsdp__allocator_grow_for(fsdp_allocator *a, uint64_t bytes, const char *owner, fsdp__block **out_range);
-/* The same where waiting would do, too: without room *out_range stays as it is, and that is no error, nor anybody's last one. */
+/* The same where waiting would do, too: without room *out_range stays as it is; that is no error, nor anybody's last one. */
 fsdp_status fsdp__allocator_grow_if_possible(fsdp_allocator *a, uint64_t bytes, fsdp__block **out_range);
 /* Hash of the places, streams and hand-overs since the last call; the next step begins. */
 uint64_t fsdp__allocator_step(fsdp_allocator *a);
