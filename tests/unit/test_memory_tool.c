@@ -56,7 +56,7 @@ static const char sample[] =
     "\n";
 
 typedef struct bench {
-    char json[64], svg[64];
+    char json[64], svg[80];
     char error[1024];
     fsdp__snapshot snapshot;
 } bench;
