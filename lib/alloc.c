@@ -3,7 +3,6 @@
 #include "alloc.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "alloc_place.h"
 #include "check.h"
@@ -203,7 +202,7 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
 
 /* ---- Taking and giving ---- */
 
-/* Which streams the block waits for goes on record, and with its place into the hash. */
+/* Which streams the block waits for goes into the history. */
 static void note_hand_over(fsdp_allocator *a, const fsdp__block *block, const fsdp_stream *s, uint32_t missing)
 {
     uint64_t offset = offset_of(a, block);
@@ -235,7 +234,7 @@ static inline fsdp__block *take(fsdp_allocator *a, const fsdp__place *p, uint64_
 {
     fsdp__block *block = fsdp__ranges_take(&a->ranges, p->range, p->fragment, p->begin, bytes);
     block->slot = (uint8_t)s->slot;
-    block->taken = s->n_fences + 1;
+    block->taken = fsdp__epoch(s);
     block->owner = owner;
     return block;
 }
@@ -297,8 +296,8 @@ void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block)
         int t = __builtin_ctz(bits);
         const fsdp_stream *s = clocks->stream[t];
         if (s != NULL && fsdp__frontier_at(&block->use, t) > s->first_fence)
-            fsdp__frontier_add(&a->ranges.wides, &block->use, t, s->n_fences + 1);
-        else /* released, and so drained; its slot may be another's by now */ fsdp__frontier_remove(&block->use, t);
+            fsdp__frontier_add(&a->ranges.wides, &block->use, t, fsdp__epoch(s));
+        else fsdp__frontier_remove(&block->use, t); /* released, so drained; its slot may be another's by now */
     }
     a->stats.allocated -= block->bytes;
     a->stats.frees++;
@@ -340,7 +339,7 @@ static fsdp_status wait_for_place(fsdp_allocator *a, const fsdp__place *p, uint6
 static void use_until_free(fsdp_allocator *a, fsdp__block *block, const fsdp_stream *s)
 {
     block->until_free |= (uint16_t)(1u << s->slot);
-    fsdp__frontier_add(&a->ranges.wides, &block->use, s->slot, s->n_fences + 1);
+    fsdp__frontier_add(&a->ranges.wides, &block->use, s->slot, fsdp__epoch(s));
 }
 
 static fsdp_status alloc_block(fsdp_allocator *a, uint64_t bytes, fsdp_stream *s, const char *owner,
@@ -423,7 +422,7 @@ static fsdp_status record_stream(fsdp_allocator *a, fsdp__block *block, fsdp_str
         FSDP_TRY(wait_counted(a, s, &need));
         note_hand_over(a, block, s, missing);
     }
-    if (FSDP__MUTATED(USE_AT_RECORD)) fsdp__frontier_add(&a->ranges.wides, &block->use, s->slot, s->n_fences + 1);
+    if (FSDP__MUTATED(USE_AT_RECORD)) fsdp__frontier_add(&a->ranges.wides, &block->use, s->slot, fsdp__epoch(s));
     else if (!FSDP__MUTATED(RECORD_FORGOTTEN)) use_until_free(a, block, s);
     return FSDP_OK;
 }
@@ -450,7 +449,7 @@ fsdp_status fsdp_allocator_record_use(fsdp_allocator *allocator, void *ptr, fsdp
     if (status == FSDP_OK) status = make_room(allocator, entry->block, stream->slot);
     if (status == FSDP_OK)
         fsdp__frontier_add(&allocator->ranges.wides, &entry->block->use, stream->slot,
-                           stream->n_fences + (FSDP__MUTATED(RECORD_USE_EARLY) ? 0 : 1));
+                           fsdp__epoch(stream) - (FSDP__MUTATED(RECORD_USE_EARLY) ? 1 : 0));
     fsdp__unlock(allocator->ctx);
     return status;
 }

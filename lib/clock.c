@@ -8,9 +8,7 @@
 #include "device.h"
 #include "mutate.h"
 
-uint64_t fsdp__epoch(const fsdp_stream *s) { return s->n_fences + 1; }
-
-static fsdp__point point_now(const fsdp_stream *s) { return fsdp__epoch(s) * FSDP__SLOTS + (unsigned)s->slot; }
+static fsdp__point point_now(const fsdp_stream *s) { return fsdp__point_of(s->slot, fsdp__epoch(s)); }
 
 static void need_point(fsdp__need *need, fsdp__point point, fsdp_reason reason)
 {

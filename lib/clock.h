@@ -86,7 +86,8 @@ static inline void fsdp__clock_max(fsdp__clock *into, const fsdp__clock *other, 
 }
 
 /* The epoch that s's next fence will close. */
-uint64_t fsdp__epoch(const fsdp_stream *s);
+static inline uint64_t fsdp__epoch(const fsdp_stream *s) { return s->n_fences + 1; }
+static inline fsdp__point fsdp__point_of(int slot, uint64_t epoch) { return epoch * FSDP__SLOTS + (unsigned)slot; }
 
 /* Make it so: for each stream that is missing, s waits for its oldest fence that covers; one is recorded where none does. */
 fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need);

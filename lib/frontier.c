@@ -79,8 +79,7 @@ void fsdp__frontier_clock(const fsdp__frontier *f, fsdp__clock *out_clock)
         out_clock->at[f->point[i] % FSDP__SLOTS] = f->point[i] / FSDP__SLOTS;
 }
 
-/* f is wide and nobody else's. */
-static void own_wide(fsdp__wides *wides, fsdp__frontier *f)
+void fsdp__frontier_widen(fsdp__wides *wides, fsdp__frontier *f)
 {
     if (f->wide != NULL && f->wide->n_owners == 1) return;
     fsdp__wide *wide = take_wide(wides);
@@ -89,14 +88,12 @@ static void own_wide(fsdp__wides *wides, fsdp__frontier *f)
     f->wide = wide;
 }
 
-void fsdp__frontier_widen(fsdp__wides *wides, fsdp__frontier *f) { own_wide(wides, f); }
-
 void fsdp__frontier_add_third(fsdp__wides *wides, fsdp__frontier *f, fsdp__point point)
 {
     uint64_t slot = point % FSDP__SLOTS, epoch = point / FSDP__SLOTS;
     if (FSDP__MUTATED(THIRD_STREAM_LOST)) return;
     if (f->wide != NULL && epoch <= f->wide->clock.at[slot]) return;
-    own_wide(wides, f);
+    fsdp__frontier_widen(wides, f);
     f->wide->clock.at[slot] = epoch;
 }
 

@@ -37,7 +37,7 @@ bool fsdp__frontier_covered_wide(const fsdp__clock *now, const fsdp__frontier *f
 bool fsdp__frontier_equal_wide(const fsdp__frontier *a, const fsdp__frontier *b);
 /* into becomes the maximum of both. May take one spare wide. */
 void fsdp__frontier_max(fsdp__wides *wides, fsdp__frontier *into, const fsdp__frontier *other);
-/* Make it wide now, so that later points need no memory. Takes one spare wide. */
+/* Make it wide now, and nobody else's, so that later points need no memory. May take one spare wide. */
 void fsdp__frontier_widen(fsdp__wides *wides, fsdp__frontier *f);
 /* What of it a stream with this clock is not behind yet goes into need; bit t: stream t is among it. */
 uint32_t fsdp__need_frontier(fsdp__need *need, const fsdp__frontier *f, const fsdp__clock *now, fsdp_reason reason);
@@ -60,8 +60,6 @@ static inline void fsdp__frontier_remove(fsdp__frontier *f, int slot)
 void fsdp__frontier_clock(const fsdp__frontier *f, fsdp__clock *out_clock);
 /* Raise f to a clock; f was empty or holds no later epoch. May take one spare wide. */
 void fsdp__frontier_raise(fsdp__wides *wides, fsdp__frontier *f, const fsdp__clock *clock);
-
-static inline fsdp__point fsdp__point_of(int slot, uint64_t epoch) { return epoch * FSDP__SLOTS + (unsigned)slot; }
 
 /* An empty frontier from then on. */
 static inline void fsdp__frontier_clear(fsdp__wides *wides, fsdp__frontier *f)

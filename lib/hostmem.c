@@ -10,7 +10,7 @@
 enum { ALIGNMENT = 64 }; /* a cache line: no two allocations share one between threads */
 enum { HUGE_PAGE = 2 << 20 };
 
-/* What is large is read at random (maps of blocks, device memory of the host backend): huge pages spare the walks. */
+/* What is large is a map of blocks or its table, read at random: huge pages spare the walks. */
 static void *libc_alloc(void *arg, size_t bytes, size_t alignment)
 {
     (void)arg;
