@@ -15,29 +15,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "scarce.h"
 #include "snapshot_rig.h"
 
 /* ---- Host memory ---- */
-
-typedef struct scarce {
-    int left;
-    size_t live;
-} scarce;
-
-static void *scarce_alloc(void *arg, size_t bytes, size_t alignment)
-{
-    scarce *s = arg;
-    if (s->left-- <= 0) return NULL;
-    s->live++;
-    return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-}
-
-static void scarce_free(void *arg, void *ptr, size_t bytes, size_t alignment)
-{
-    (void)bytes, (void)alignment;
-    ((scarce *)arg)->live--;
-    free(ptr);
-}
 
 static void scarce_stats(void *arg, fsdp_arena_stats *out_stats)
 {

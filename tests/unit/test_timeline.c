@@ -14,6 +14,7 @@
 
 #include "context.h"
 #include "fsdp/trace.h"
+#include "scarce.h"
 #include "svg_assert.h"
 #include "timeline.h"
 #include "timeline_svg.h"
@@ -390,26 +391,6 @@ static void a_file_that_cannot_be_opened_or_written_is_an_io_error(void **state)
     if (access("/dev/full", W_OK) != 0) skip();
     assert_int_equal(fsdp_trace_write_svg(b->w.trace, "/dev/full", "t"), FSDP_ERR_IO);
     assert_non_null(strstr(fsdp_last_error(), "/dev/full: No space left on device"));
-}
-
-typedef struct scarce {
-    int left;
-    size_t live;
-} scarce;
-
-static void *scarce_alloc(void *arg, size_t bytes, size_t alignment)
-{
-    scarce *s = arg;
-    if (s->left-- <= 0) return NULL;
-    s->live++;
-    return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-}
-
-static void scarce_free(void *arg, void *ptr, size_t bytes, size_t alignment)
-{
-    (void)bytes, (void)alignment;
-    ((scarce *)arg)->live--;
-    free(ptr);
 }
 
 static void without_host_memory_nothing_is_drawn_and_nothing_is_kept(void **state)
