@@ -17,7 +17,8 @@ fsdp_status fsdp__comm_open(fsdp_context *ctx, const fsdp_config *config, uint32
     fsdp_comm *comm = fsdp__host_alloc(&ctx->host, 1, sizeof *comm);
     if (comm == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "communicator %u: no host memory", index);
     comm->ctx = ctx;
-    fsdp_comm_args args = {sizeof args, config->backend_config, ctx->dev, &ctx->host, index, ctx->timeout_ns};
+    fsdp_comm_args args = {sizeof args, config->backend_config, ctx->dev,           &ctx->host,
+                           index,       ctx->timeout_ns,        ctx->backend->side, ctx->side};
     fsdp_status status = ctx->backend->comm->open(&args, &comm->native);
     if (status != FSDP_OK) {
         fsdp__host_free(&ctx->host, comm, 1, sizeof *comm);

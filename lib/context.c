@@ -14,17 +14,48 @@
 
 static const char *const lane_names[] = {"gather", "reduce", "copy"};
 
+/* Runs on a thread of the side channel: who waits for a peer in a collective is woken. Each call that fails then asks the
+ * side channel first, which knows why. */
+static void peers_failed(void *arg)
+{
+    fsdp_context *ctx = arg;
+    pthread_mutex_lock(&ctx->comms_lock);
+    if (ctx->comm != NULL) fsdp__comm_abort(ctx->comm);
+    if (ctx->reduce_comm != NULL && ctx->reduce_comm != ctx->comm) fsdp__comm_abort(ctx->reduce_comm);
+    pthread_mutex_unlock(&ctx->comms_lock);
+}
+
+static fsdp_status open_comm(fsdp_context *ctx, const fsdp_config *config, uint32_t index, fsdp_comm **out_comm)
+{
+    fsdp_comm *comm;
+    FSDP_TRY(fsdp__comm_open(ctx, config, index, &comm));
+    pthread_mutex_lock(&ctx->comms_lock);
+    *out_comm = comm;
+    pthread_mutex_unlock(&ctx->comms_lock);
+    return ctx->backend->side->check(ctx->side); /* it may have failed before there was a communicator to tell */
+}
+
+static void close_comms(fsdp_context *ctx)
+{
+    pthread_mutex_lock(&ctx->comms_lock);
+    fsdp_comm *comm = ctx->comm, *reduce_comm = ctx->reduce_comm;
+    ctx->comm = ctx->reduce_comm = NULL;
+    pthread_mutex_unlock(&ctx->comms_lock);
+    if (reduce_comm != comm) fsdp__comm_close(reduce_comm);
+    fsdp__comm_close(comm);
+}
+
 static void close_all(fsdp_context *ctx)
 {
     for (int lane = FSDP_LANE_COPY; lane >= FSDP_LANE_GATHER; lane--)
         if (ctx->lanes[lane] != NULL) fsdp__stream_close(ctx->lanes[lane]);
-    if (ctx->reduce_comm != ctx->comm) fsdp__comm_close(ctx->reduce_comm);
-    fsdp__comm_close(ctx->comm);
+    close_comms(ctx);
     if (ctx->dev != NULL) fsdp__pinned_close(ctx); /* no stream is left that could use it */
     fsdp__host_free(&ctx->host, ctx->votes, ctx->world, FSDP__VOTE_BYTES);
     if (ctx->side != NULL) ctx->backend->side->close(ctx->side);
     if (ctx->dev != NULL) ctx->backend->device->close(ctx->dev);
     pthread_cond_destroy(&ctx->drained);
+    pthread_mutex_destroy(&ctx->comms_lock);
     pthread_mutex_destroy(&ctx->lock);
     fsdp_host_allocator host = ctx->host;
     fsdp__host_free(&host, ctx, 1, sizeof *ctx);
@@ -37,18 +68,20 @@ static fsdp_status open_all(fsdp_context *ctx, const fsdp_config *config)
     ctx->caps.size = sizeof ctx->caps;
     FSDP_TRY(ctx->backend->device->open(&dev, &ctx->dev, &ctx->caps));
     FSDP_TRY(fsdp__pinned_open(ctx, &config->pinned));
-    fsdp_comm_args side = {sizeof side, config->backend_config, ctx->dev, &ctx->host, 0, ctx->timeout_ns};
+    fsdp_side_args side = {.size = sizeof side,
+                           .backend_config = config->backend_config,
+                           .host = &ctx->host,
+                           .timeout_ns = ctx->timeout_ns,
+                           .failed = peers_failed,
+                           .failed_arg = ctx};
     FSDP_TRY(ctx->backend->side->open(&side, &ctx->side, &ctx->rank, &ctx->world));
     ctx->votes = fsdp__host_alloc(&ctx->host, ctx->world, FSDP__VOTE_BYTES);
     if (ctx->votes == NULL)
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_context_create: no host memory for votes of %u ranks",
                           ctx->world);
-    FSDP_TRY(fsdp__comm_open(ctx, config, 0, &ctx->comm));
-    ctx->reduce_comm = ctx->comm;
-    if (config->reduce_comm) {
-        ctx->reduce_comm = NULL;
-        FSDP_TRY(fsdp__comm_open(ctx, config, 1, &ctx->reduce_comm));
-    }
+    FSDP_TRY(open_comm(ctx, config, 0, &ctx->comm));
+    if (config->reduce_comm) FSDP_TRY(open_comm(ctx, config, 1, &ctx->reduce_comm));
+    else ctx->reduce_comm = ctx->comm;
     for (int lane = FSDP_LANE_GATHER; lane <= FSDP_LANE_COPY; lane++)
         FSDP_TRY(fsdp__stream_open(ctx, lane_names[lane], true, &ctx->lanes[lane]));
     return FSDP_OK;
@@ -80,6 +113,7 @@ fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ct
     ctx->log_arg = c.log_arg;
     ctx->counters.size = sizeof ctx->counters;
     pthread_mutex_init(&ctx->lock, NULL);
+    pthread_mutex_init(&ctx->comms_lock, NULL);
     pthread_cond_init(&ctx->drained, NULL);
     fsdp_status status = open_all(ctx, &c);
     if (status != FSDP_OK) {
@@ -109,9 +143,11 @@ fsdp_status fsdp_context_destroy(fsdp_context *ctx)
 void fsdp_context_abort(fsdp_context *ctx, const char *reason)
 {
     if (ctx == NULL || atomic_exchange(&ctx->aborted, 1)) return;
-    ctx->backend->side->abort(ctx->side, reason != NULL ? reason : "no reason given");
-    fsdp__comm_abort(ctx->comm);
-    if (ctx->reduce_comm != ctx->comm) fsdp__comm_abort(ctx->reduce_comm);
+    bool given = reason != NULL && reason[0] != 0;
+    char sentence[512];
+    snprintf(sentence, sizeof sentence, "rank %u aborted%s%.450s", ctx->rank, given ? ": " : "", given ? reason : "");
+    ctx->backend->side->fail(ctx->side, FSDP_ERR_ABORTED, sentence);
+    peers_failed(ctx);
     ctx->backend->device->abort(ctx->dev);
 }
 

@@ -38,6 +38,7 @@ struct fsdp_context {
 
     fsdp_stream *lanes[3];
     fsdp_comm *comm, *reduce_comm; /* the same unless the config asks for two */
+    pthread_mutex_t comms_lock; /* over their coming and going, for the side channel's thread. Inside no other lock */
 
     fsdp_allocator *pools; /* all, newest first */
     uint64_t n_device_frees;

@@ -112,13 +112,8 @@ fsdp_status fsdp_broadcast_host(fsdp_context *ctx, void *data, size_t bytes, uin
     char what[96];
     snprintf(what, sizeof what, "fsdp_broadcast_host of %zu bytes from rank %u", bytes, root);
     FSDP_TRY(fsdp__side_agree(ctx, what));
-    char *all = fsdp__host_alloc(&ctx->host, ctx->world, bytes);
-    fsdp_status status = FSDP_OK;
-    if (all == NULL)
-        status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "%s: no host memory for %u × %zu bytes", what, ctx->world, bytes);
-    status = fsdp__side_vote(ctx, status, what);
-    if (status == FSDP_OK) status = fsdp__side_all_gather(ctx, data, all, bytes);
-    if (status == FSDP_OK) memcpy(data, all + (size_t)root * bytes, bytes);
-    fsdp__host_free(&ctx->host, all, ctx->world, bytes);
-    return status;
+    fsdp__lock(ctx);
+    ctx->counters.host_waits++;
+    fsdp__unlock(ctx);
+    return ctx->backend->side->broadcast(ctx->side, data, bytes, root, ctx->timeout_ns);
 }

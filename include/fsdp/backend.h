@@ -148,8 +148,11 @@ typedef struct fsdp_collective {
     void *recv;
     uint32_t root;
     const char *label;        /**< unit or purpose; compared between ranks; lives as long as the communicator's owner */
+    const char *pass;         /**< the pass it belongs to, "TRAIN", or NULL; as label */
     fsdp_span *span;
 } fsdp_collective;
+
+typedef struct fsdp_side_ops fsdp_side_ops;
 
 typedef struct fsdp_comm_args {
     size_t size;
@@ -158,6 +161,8 @@ typedef struct fsdp_comm_args {
     const fsdp_host_allocator *host;
     uint32_t index;           /**< 0: the context's communicator; 1: the reduce communicator */
     uint64_t timeout_ns;
+    const fsdp_side_ops *side_ops; /**< with side: open already, for what ranks must exchange to open a communicator */
+    void *side;
 } fsdp_comm_args;
 
 typedef struct fsdp_comm_ops {
@@ -170,16 +175,43 @@ typedef struct fsdp_comm_ops {
     void (*abort)(void *comm);                                         /* any thread */
 } fsdp_comm_ops;
 
-/** Small blobs between ranks, beside the collectives. */
-typedef struct fsdp_side_ops {
+/** What each rank did last, for the sentence that every rank gets when one is late, lost or out of order. Called by the side
+ *  channel, from any thread, between open and close. */
+typedef struct fsdp_side_words {
+    void *arg;
+    size_t bytes;                          /**< of one rank's blob; 0: nothing to tell */
+    void (*tell)(void *arg, void *blob);   /**< this rank's, now */
+    /** The sentence from the blobs of all ranks (NULL: that rank did not answer), with its end, in at most bytes. */
+    void (*compose)(void *arg, const void *const *blobs, uint32_t world, char *text, size_t bytes);
+} fsdp_side_words;
+
+typedef struct fsdp_side_args {
     size_t size;
-    fsdp_status (*open)(const fsdp_comm_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world);
+    const void *backend_config;
+    const fsdp_host_allocator *host;
+    uint64_t timeout_ns;      /**< for open */
+    fsdp_side_words words;
+    /** Called at most once, by a thread of the channel or one that is in a call of it, when check begins to fail; so that who
+     *  waits for a peer is woken. May be NULL. Not called by a channel whose ranks are threads: there the communicators
+     *  meet in the same memory. */
+    void (*failed)(void *arg);
+    void *failed_arg;
+} fsdp_side_args;
+
+/** Small blobs between ranks, beside the collectives. The first failure stays, and is every rank's, with one sentence. */
+struct fsdp_side_ops {
+    size_t size;
+    fsdp_status (*open)(const fsdp_side_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world); /* collective */
     void (*close)(void *side);
-    /* all[r * bytes …] = rank r's blob; blocks until all have come */
+    /* all[r * bytes …] = rank r's blob; blocks until all have come. Takes no memory for up to 64 bytes */
     fsdp_status (*all_gather)(void *side, const void *mine, void *all, size_t bytes, uint64_t timeout_ns);
-    void (*abort)(void *side, const char *reason);                     /* any thread; reaches every rank */
-    fsdp_status (*check)(void *side);                                  /* ABORTED, with who and why */
-} fsdp_side_ops;
+    /* data of rank root in everybody's data */
+    fsdp_status (*broadcast)(void *side, void *data, size_t bytes, uint32_t root, uint64_t timeout_ns);
+    /* Any thread: fail on every rank. ABORTED: returns at once, reaches every rank within 100 ms with this sentence. Another:
+     * the words of all ranks are put behind it, which takes 500 ms at most; on return check has the whole sentence. */
+    void (*fail)(void *side, fsdp_status status, const char *sentence);
+    fsdp_status (*check)(void *side); /* never blocks */
+};
 
 struct fsdp_backend {
     size_t size;

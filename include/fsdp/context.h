@@ -64,7 +64,9 @@ typedef void (*fsdp_log_fn)(void *arg, const char *text);
 
 enum {
     FSDP_DEBUG_SYNC = 1u << 0,  /**< every operation has finished when its call returns (CUDA_LAUNCH_BLOCKING's meaning) */
-    FSDP_DEBUG_POISON = 1u << 1 /**< buffers are filled with NaN when they are given back, on the stream that gives back */
+    FSDP_DEBUG_POISON = 1u << 1, /**< buffers are filled with NaN when they are given back, on the stream that gives back */
+    FSDP_DEBUG_ORDER = 1u << 2  /**< each collective is compared between ranks, over the side channel, before it is enqueued:
+                                     a difference is an error at the call that makes it. Blocks the host at each */
 };
 
 typedef struct fsdp_config {
@@ -79,11 +81,13 @@ typedef struct fsdp_config {
     fsdp_log_fn log;             /**< NULL: warnings are dropped */
     void *log_arg;
     fsdp_pinned_allocator pinned; /**< a region a piece if all zero */
+    const char *flight_path;     /**< at the first failure between ranks this rank's flight recorder (flight.h) is written
+                                      to the file flight_path + ".rank" + its number + ".json"; NULL: it is not. Copied */
 } fsdp_config;
 
 #define FSDP_CONFIG_INIT                                                                                    \
     {sizeof(fsdp_config), NULL, NULL, 0, false, 60000000000ull, {NULL, NULL, NULL, NULL}, NULL, NULL,       \
-     {NULL, NULL, NULL, NULL, NULL, NULL}}
+     {NULL, NULL, NULL, NULL, NULL, NULL}, NULL}
 
 /** Open a context: device, communicators, side channel, the lanes gather, reduce and copy.
  *  Owns:   *out_ctx is the caller's; destroy it after every object made from it.

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/** @file host.h  The host backend: a thread a stream, ranks as threads of one process. No GPU, no daemon. */
+/** @file host.h  The host backend: a thread a stream; ranks as threads of one process (fsdp_local), or as processes of one
+ *  machine over shared memory (fsdp_launch). No GPU, no daemon. Both give the same bits. */
 #ifndef FSDP_HOST_H
 #define FSDP_HOST_H
 
 #include "fsdp/context.h"
+#include "fsdp/launch.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,16 +27,21 @@ typedef struct fsdp_local fsdp_local;
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_local_create(uint32_t world, const fsdp_link *link, fsdp_local **out_local);
 FSDP_API void fsdp_local_destroy(fsdp_local *local);
 
-/** backend_config of the host backend. Each rank's thread opens its own context with its own rank. */
+/** backend_config of the host backend. Threads: each rank's thread opens its own context with its own rank of local.
+ *  Processes: each opens it with its own launch, 64 at most; collectives take device memory only (fsdp_allocator_alloc and
+ *  pinned memory: what peers can map). Neither: a world of one. Pointers are read in fsdp_context_create only. */
 typedef struct fsdp_host_config {
     size_t size;
-    fsdp_local *local;    /**< NULL: a world of one */
-    uint32_t rank;
-    uint64_t jitter_ns;   /**< every operation is delayed by a random time below this; 0: none. Shakes out missing edges */
-    uint64_t jitter_seed; /**< the same seed gives the same delays */
+    fsdp_local *local;             /**< ranks are threads of this process */
+    uint32_t rank;                 /**< among local's; 0 with launch */
+    uint64_t jitter_ns;            /**< every operation is delayed by a random time below this; 0: none. Finds missing edges */
+    uint64_t jitter_seed;          /**< the same seed gives the same delays */
+    const fsdp_launch *launch;     /**< ranks are processes of this machine, started by a launcher. Not with local */
+    const fsdp_side_channel *side; /**< with launch: the caller's own side channel; NULL: a TCP star at launch's address */
+    const fsdp_link *link;         /**< with launch: the wire, the same on every rank; NULL: as fast as memory is */
 } fsdp_host_config;
 
-#define FSDP_HOST_CONFIG_INIT {sizeof(fsdp_host_config), NULL, 0, 0, 0}
+#define FSDP_HOST_CONFIG_INIT {sizeof(fsdp_host_config), NULL, 0, 0, 0, NULL, NULL, NULL}
 
 FSDP_API const fsdp_backend *fsdp_host_backend(void);
 

@@ -13,13 +13,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "call.h"
 #include "fsdp/backend.h"
 #include "fsdp/host.h"
 
-enum {
-    FSDP__SENTENCE_BYTES = 1024,
-    FSDP__LOCAL_WORLD = 64 /* ranks of one process: a rank is a bit */
-};
+enum { FSDP__LOCAL_WORLD = 64 /* ranks of one process: a rank is a bit */ };
 
 /* ---- host_local.c: time, ranks of a process, rooms ---- */
 

@@ -36,7 +36,7 @@ static void describe(const void *item, uint32_t place, char *text, size_t bytes)
 
 static const fsdp__room_kind kind = {same, describe};
 
-static fsdp_status side_open(const fsdp_comm_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world)
+static fsdp_status side_open(const fsdp_side_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world)
 {
     fsdp_host_config config;
     FSDP_TRY(fsdp__host_config_read(args->backend_config, &config));
@@ -78,12 +78,21 @@ static fsdp_status all_gather(void *side_, const void *mine, void *all, size_t b
     return fsdp__room_leave(s->room, 0, &end_ns);
 }
 
-static void side_abort(void *side_, const char *reason)
+static fsdp_status broadcast(void *side_, void *data, size_t bytes, uint32_t root, uint64_t timeout_ns)
 {
     side *s = side_;
-    bool given = reason != NULL && reason[0] != 0;
-    (void)fsdp__room_fail(s->room, FSDP_ERR_ABORTED, "rank %u aborted%s%s", s->rank, given ? ": " : "",
-                          given ? reason : "");
+    blob item = {data, bytes, ++s->n_gathers};
+    uint64_t start_ns, end_ns;
+    FSDP_TRY(fsdp__room_enter(s->room, s->rank, item.number, &item, timeout_ns, &start_ns));
+    const blob *theirs = fsdp__room_item(s->room, root);
+    if (bytes > 0 && s->rank != root) memcpy(data, theirs->data, bytes);
+    FSDP_TRY(fsdp__room_sync(s->room, false));
+    return fsdp__room_leave(s->room, 0, &end_ns);
+}
+
+static void side_fail(void *side_, fsdp_status status, const char *sentence)
+{
+    (void)fsdp__room_fail(((side *)side_)->room, status, "%s", sentence);
 }
 
 static fsdp_status side_check(void *side_) { return fsdp__room_check(((side *)side_)->room); }
@@ -93,6 +102,7 @@ const fsdp_side_ops fsdp__host_side_ops = {
     .open = side_open,
     .close = side_close,
     .all_gather = all_gather,
-    .abort = side_abort,
+    .broadcast = broadcast,
+    .fail = side_fail,
     .check = side_check,
 };

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "call.h"
 #include "check.h"
 #include "hostmem.h"
 
@@ -25,8 +26,8 @@ typedef struct side {
     const fsdp_host_allocator *host;
     uint32_t rank, world;
     pthread_mutex_t lock;
-    bool aborted;
-    char reason[256];
+    fsdp_status status; /* the first failure */
+    char sentence[FSDP__SENTENCE_BYTES];
 } side;
 
 /* ---- Collectives ---- */
@@ -117,7 +118,7 @@ const fsdp_comm_ops fsdp__sim_comm_ops = {
 
 /* ---- Side channel ---- */
 
-static fsdp_status sim_side_open(const fsdp_comm_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world)
+static fsdp_status sim_side_open(const fsdp_side_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world)
 {
     fsdp_sim_config config;
     FSDP_TRY(fsdp__sim_read_config(args->backend_config, &config));
@@ -145,7 +146,7 @@ static fsdp_status sim_side_check(void *side_)
     side *s = side_;
     fsdp_status status = FSDP_OK;
     pthread_mutex_lock(&s->lock);
-    if (s->aborted) status = fsdp__fail(FSDP_ERR_ABORTED, "rank %" PRIu32 " aborted: %s", s->rank, s->reason);
+    if (s->status != FSDP_OK) status = fsdp__fail(s->status, "%s", s->sentence);
     pthread_mutex_unlock(&s->lock);
     return status;
 }
@@ -159,13 +160,22 @@ static fsdp_status sim_side_all_gather(void *side_, const void *mine, void *all,
     return FSDP_OK;
 }
 
-/* The first reason stays. */
-static void sim_side_abort(void *side_, const char *reason)
+/* There is one rank, whose data is everybody's. */
+static fsdp_status sim_side_broadcast(void *side_, void *data, size_t bytes, uint32_t root, uint64_t timeout_ns)
+{
+    (void)data, (void)bytes, (void)root, (void)timeout_ns;
+    return sim_side_check(side_);
+}
+
+/* The first failure stays. */
+static void sim_side_fail(void *side_, fsdp_status status, const char *sentence)
 {
     side *s = side_;
     pthread_mutex_lock(&s->lock);
-    if (!s->aborted) snprintf(s->reason, sizeof s->reason, "%s", reason != NULL ? reason : "no reason given");
-    s->aborted = true;
+    if (s->status == FSDP_OK) {
+        snprintf(s->sentence, sizeof s->sentence, "%s", sentence);
+        s->status = status;
+    }
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -174,6 +184,7 @@ const fsdp_side_ops fsdp__sim_side_ops = {
     .open = sim_side_open,
     .close = sim_side_close,
     .all_gather = sim_side_all_gather,
-    .abort = sim_side_abort,
+    .broadcast = sim_side_broadcast,
+    .fail = sim_side_fail,
     .check = sim_side_check,
 };

@@ -25,7 +25,7 @@ class Config(Sized):
     _fields_ = [("size", c_size_t), ("backend", c_void_p), ("backend_config", c_void_p), ("debug", c_uint32),
                 ("reduce_comm", c_bool), ("timeout_ns", c_uint64), ("host_alloc", c_void_p), ("host_free", c_void_p),
                 ("host_arg", c_void_p), ("host_stats", c_void_p), ("log", c_void_p), ("log_arg", c_void_p),
-                ("pinned", c_void_p * 6)]
+                ("pinned", c_void_p * 6), ("flight_path", c_char_p)]
 
 
 class ModelConfig(Sized):

@@ -43,18 +43,13 @@ typedef struct mismatch {
     const char *says_usual, *says_odd;
 } mismatch;
 
-#define GATHER(label_, count_, dtype_)                                             \
-    {                                                                              \
-        FSDP_OPERATION_ALL_GATHER, dtype_, count_, buffer, buffer, 0, label_, NULL \
-    }
-#define REDUCE(label_, count_, dtype_)                                             \
-    {                                                                              \
-        FSDP_OPERATION_ALL_REDUCE, dtype_, count_, buffer, buffer, 0, label_, NULL \
-    }
-#define BROADCAST(label_, root_)                                                          \
-    {                                                                                     \
-        FSDP_OPERATION_BROADCAST, FSDP_DTYPE_FP32, 4, buffer, buffer, root_, label_, NULL \
-    }
+/* clang-format off */
+#define CALL(kind_, count_, dtype_, root_, label_)                                                                      \
+    {.kind = (kind_), .dtype = (dtype_), .count = (count_), .send = buffer, .recv = buffer, .root = (root_), .label = (label_)}
+#define GATHER(label_, count_, dtype_) CALL(FSDP_OPERATION_ALL_GATHER, count_, dtype_, 0, label_)
+#define REDUCE(label_, count_, dtype_) CALL(FSDP_OPERATION_ALL_REDUCE, count_, dtype_, 0, label_)
+#define BROADCAST(label_, root_) CALL(FSDP_OPERATION_BROADCAST, 4, FSDP_DTYPE_FP32, root_, label_)
+/* clang-format on */
 
 static const mismatch mismatches[] = {
     {{GATHER("h.0", 8, FSDP_DTYPE_FP32)},

@@ -19,7 +19,7 @@ void meet(member *r) { pthread_barrier_wait(&r->team->meet); }
 
 fsdp_status open_comm(member *r, uint32_t index, uint64_t timeout_ns)
 {
-    fsdp_comm_args args = {sizeof args, r->config, r->dev, &r->host, index, timeout_ns};
+    fsdp_comm_args args = {sizeof args, r->config, r->dev, &r->host, index, timeout_ns, r->sides, r->side};
     return r->comms->open(&args, &r->comm[index]);
 }
 
@@ -87,7 +87,8 @@ static void rank_open(member *r)
     EXPECT_OK(r->device->open(&dev, &r->dev, &r->caps));
     for (int i = 0; i < RANK_STREAMS; i++) EXPECT_OK(r->device->stream_create(r->dev, "rank", i == 1, &r->stream[i]));
     for (int i = 0; i < 2; i++) EXPECT_OK(r->device->event_create(r->dev, &r->event[i]));
-    fsdp_comm_args side = {sizeof side, r->config, r->dev, &r->host, 0, 60ull * SECOND};
+    fsdp_side_args side = {
+        .size = sizeof side, .backend_config = r->config, .host = &r->host, .timeout_ns = 60ull * SECOND};
     EXPECT_OK(r->sides->open(&side, &r->side, &number, &world));
     EXPECT(number == r->rank && world == r->world);
     EXPECT_OK(open_comm(r, 0, t->timeout_ns));

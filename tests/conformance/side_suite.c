@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The side channel: blobs, deadlines, aborts. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "comm_suite.h"
@@ -29,6 +30,29 @@ static void gather_many(member *r)
 static void blobs_of_all_ranks_arrive_any_number_of_times(void **state)
 {
     for (uint32_t world = 1; world <= 4; world++) run_team(new_team(state, world), gather_many);
+}
+
+static void broadcast_many(member *r)
+{
+    static const size_t sizes[] = {1, 8, 64, 65, 4096, 1 << 20};
+    for (uint32_t i = 0; i < 6 * r->world; i++) {
+        size_t bytes = sizes[i % 6];
+        uint32_t root = i / 6;
+        unsigned char *data = malloc(bytes);
+        EXPECT(data != NULL);
+        for (size_t k = 0; k < bytes; k++) data[k] = (unsigned char)(r->rank == root ? k * 7 + root : 0xa5);
+        fsdp_status status = r->sides->broadcast(r->side, data, bytes, root, 60ull * SECOND);
+        size_t k = 0;
+        while (k < bytes && data[k] == (unsigned char)(k * 7 + root)) k++;
+        free(data);
+        EXPECT_OK(status);
+        EXPECT(k == bytes);
+    }
+}
+
+static void a_broadcast_is_the_roots(void **state)
+{
+    for (uint32_t world = 1; world <= 4; world++) run_team(new_team(state, world), broadcast_many);
 }
 
 static void gather_sizes(member *r)
@@ -77,8 +101,8 @@ static void abort_side(member *r)
     unsigned char all[3 * 8];
     if (r->rank == 2) {
         meet(r);
-        r->sides->abort(r->side, r->team->arg);
-        r->sides->abort(r->side, "another reason");
+        (r->sides->fail)(r->side, FSDP_ERR_ABORTED, r->team->arg);
+        (r->sides->fail)(r->side, FSDP_ERR_RANK_LOST, "another reason");
     } else {
         meet(r);
         EXPECT(gather_bytes(r, all, 8, 60ull * SECOND) == FSDP_ERR_ABORTED);
@@ -92,10 +116,9 @@ static void an_abort_reaches_every_rank_with_its_reason(void **state)
 {
     for (int i = 0; i < 20; i++) {
         team *t = new_team(state, 3);
-        t->arg = i % 2 ? "the loss is NaN" : NULL;
+        t->arg = i % 2 ? "rank 2 aborted: the loss is NaN" : "rank 2 aborted";
         run_team(t, abort_side);
-        for (int k = 0; k < 3; k++)
-            assert_string_equal(t->rank[k].sentence, i % 2 ? "rank 2 aborted: the loss is NaN" : "rank 2 aborted");
+        for (int k = 0; k < 3; k++) assert_string_equal(t->rank[k].sentence, t->arg);
     }
 }
 
@@ -128,11 +151,9 @@ static void a_rank_that_closes_early_is_named(void **state)
 int run_side_suite(const comm_suite *suite)
 {
     struct CMUnitTest tests[] = {
-        TEST(blobs_of_all_ranks_arrive_any_number_of_times),
-        TEST(blobs_of_different_sizes_are_a_mismatch),
-        TEST(ranks_that_do_not_come_are_named),
-        TEST(an_abort_reaches_every_rank_with_its_reason),
-        TEST(a_rank_that_closes_early_is_named),
+        TEST(blobs_of_all_ranks_arrive_any_number_of_times), TEST(a_broadcast_is_the_roots),
+        TEST(blobs_of_different_sizes_are_a_mismatch),       TEST(ranks_that_do_not_come_are_named),
+        TEST(an_abort_reaches_every_rank_with_its_reason),   TEST(a_rank_that_closes_early_is_named),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) tests[i].initial_state = (void *)(uintptr_t)suite;
     return cmocka_run_group_tests_name("side channel", tests, NULL, NULL);

@@ -14,7 +14,11 @@ static fsdp_host_allocator libc_host; /* set by main */
 static const void *rank_config(void *storage, void *group, uint32_t rank, uint64_t jitter_ns, uint64_t jitter_seed)
 {
     fsdp_host_config *config = storage;
-    *config = (fsdp_host_config){sizeof *config, group, rank, jitter_ns, jitter_seed};
+    *config = (fsdp_host_config)FSDP_HOST_CONFIG_INIT;
+    config->local = group;
+    config->rank = rank;
+    config->jitter_ns = jitter_ns;
+    config->jitter_seed = jitter_seed;
     return config;
 }
 
@@ -130,9 +134,12 @@ static void a_config_names_a_rank_of_its_group(void **state)
 
 static fsdp_status open_side(fsdp_local *local, uint32_t rank, uint64_t timeout_ns, void **side)
 {
-    fsdp_host_config config = {sizeof config, local, rank, 0, 0};
+    _Alignas(16) char config[CONFIG_BYTES];
     uint32_t number, world;
-    fsdp_comm_args args = {sizeof args, &config, NULL, &libc_host, 0, timeout_ns};
+    fsdp_side_args args = {.size = sizeof args,
+                           .backend_config = rank_config(config, local, rank, 0, 0),
+                           .host = &libc_host,
+                           .timeout_ns = timeout_ns};
     return fsdp_host_backend()->side->open(&args, side, &number, &world);
 }
 
@@ -223,8 +230,9 @@ static fsdp_status use_everything(const fsdp_host_allocator *host, parts *p)
     uint32_t rank, world;
     fsdp_status status = b->device->open(&dev, &p->dev, &caps);
     if (status != FSDP_OK) return status;
-    fsdp_comm_args args = {sizeof args, NULL, p->dev, host, 0, SECOND};
-    status = b->side->open(&args, &p->side, &rank, &world);
+    fsdp_side_args side = {.size = sizeof side, .host = host, .timeout_ns = SECOND};
+    status = b->side->open(&side, &p->side, &rank, &world);
+    fsdp_comm_args args = {sizeof args, NULL, p->dev, host, 0, SECOND, b->side, p->side};
     if (status == FSDP_OK) status = b->comm->open(&args, &p->comm);
     if (status == FSDP_OK) status = b->device->stream_create(p->dev, "s", false, &p->stream);
     if (status == FSDP_OK) status = b->device->event_create(p->dev, &p->event);

@@ -156,7 +156,7 @@ typedef struct side {
     uint64_t n_gathers;
 } side;
 
-static fsdp_status side_open(const fsdp_comm_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world)
+static fsdp_status side_open(const fsdp_side_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world)
 {
     explore_rank rank;
     FSDP_TRY(explore__rank_read(args->backend_config, &rank));
@@ -253,13 +253,22 @@ static fsdp_status all_gather(void *side_, const void *mine, void *all, size_t b
     return status;
 }
 
-static void side_abort(void *side_, const char *reason)
+static fsdp_status broadcast(void *side_, void *data, size_t bytes, uint32_t root, uint64_t timeout_ns)
+{
+    const side *s = side_;
+    char *all = malloc(s->room->x->config.world * bytes + 1);
+    if (all == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "exploration device: no host memory for a broadcast");
+    fsdp_status status = all_gather(side_, data, all, bytes, timeout_ns);
+    if (status == FSDP_OK) memcpy(data, all + root * bytes, bytes);
+    free(all);
+    return status;
+}
+
+static void side_fail(void *side_, fsdp_status status, const char *sentence)
 {
     side *s = side_;
-    bool given = reason != NULL && reason[0] != 0;
     pthread_mutex_lock(&s->room->x->lock);
-    explore__room_fail(s->room, FSDP_ERR_ABORTED, "rank %u aborted%s%s", s->rank, given ? ": " : "",
-                       given ? reason : "");
+    explore__room_fail(s->room, status, "%s", sentence);
     pthread_mutex_unlock(&s->room->x->lock);
 }
 
@@ -277,6 +286,7 @@ const fsdp_side_ops explore__side_ops = {
     .open = side_open,
     .close = side_close,
     .all_gather = all_gather,
-    .abort = side_abort,
+    .broadcast = broadcast,
+    .fail = side_fail,
     .check = side_check,
 };

@@ -152,7 +152,7 @@ static fsdp_status enqueue(void *comm, void *stream, const fsdp_collective *list
     return FSDP_OK;
 }
 
-static fsdp_status side_open(const fsdp_comm_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world)
+static fsdp_status side_open(const fsdp_side_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world)
 {
     null_object *side = NULL;
     fsdp_status status = open_object(args->host, args->backend_config, &side);
@@ -171,7 +171,16 @@ static fsdp_status side_all_gather(void *side_, const void *mine, void *all, siz
     return FSDP_OK;
 }
 
-static void side_abort(void *side, const char *reason) { (void)side, (void)reason; }
+static fsdp_status side_broadcast(void *side, void *data, size_t bytes, uint32_t root, uint64_t timeout_ns)
+{
+    (void)side, (void)data, (void)bytes, (void)root, (void)timeout_ns;
+    return FSDP_OK;
+}
+
+static void side_fail(void *side, fsdp_status status, const char *sentence)
+{
+    (void)side, (void)status, (void)sentence;
+}
 
 static const fsdp_device_ops device_ops = {
     .size = sizeof(fsdp_device_ops),
@@ -210,7 +219,8 @@ static const fsdp_side_ops side_ops = {
     .open = side_open,
     .close = close_object,
     .all_gather = side_all_gather,
-    .abort = side_abort,
+    .broadcast = side_broadcast,
+    .fail = side_fail,
     .check = check,
 };
 

@@ -37,7 +37,8 @@ static inline fsdp_sim_config byte_a_nanosecond(uint32_t world)
 static inline void *open_comm(rig *r, const fsdp_sim_config *config, uint32_t index)
 {
     void *comm = NULL;
-    fsdp_comm_args args = {sizeof args, config, r->dev, &r->host, index, FOREVER};
+    fsdp_comm_args args = {
+        .size = sizeof args, .backend_config = config, .dev = r->dev, .host = &r->host, .index = index};
     assert_int_equal(r->backend->comm->open(&args, &comm), FSDP_OK);
     return comm;
 }

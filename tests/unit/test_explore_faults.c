@@ -211,7 +211,8 @@ static bool member_open(member *m, ranks *t, uint32_t rank)
     void *ptr = NULL;
     if (device()->open(&args, &m->dev, &caps) != FSDP_OK) return false;
     fsdp_comm_args comm = {.size = sizeof comm, .backend_config = &m->config, .dev = m->dev, .timeout_ns = 1000000000};
-    if (explore_backend()->side->open(&comm, &m->side, &m->rank, &m->world) != FSDP_OK) return false;
+    fsdp_side_args side = {.size = sizeof side, .backend_config = &m->config, .timeout_ns = comm.timeout_ns};
+    if (explore_backend()->side->open(&side, &m->side, &m->rank, &m->world) != FSDP_OK) return false;
     for (; comm.index < 2; comm.index++)
         if (explore_backend()->comm->open(&comm, &m->comm[comm.index]) != FSDP_OK) return false;
     bool opened = device()->stream_create(m->dev, "lane", true, &m->stream) == FSDP_OK &&
@@ -447,7 +448,7 @@ static void stay_away(uint32_t rank, void *arg)
 {
     ranks *t = arg;
     explore_rank config = {sizeof config, t->x, rank};
-    fsdp_comm_args args = {.size = sizeof args, .backend_config = &config, .timeout_ns = 30000000};
+    fsdp_side_args args = {.size = sizeof args, .backend_config = &config, .timeout_ns = 30000000};
     void *side = NULL;
     uint32_t n, world;
     if (rank == 1) return;

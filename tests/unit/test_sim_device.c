@@ -164,13 +164,14 @@ static void wrong_configs_are_refused_by_every_open(void **unused)
     open_rig(&r, NULL, 0);
     for (int i = 0; i < 7; i++) {
         fsdp_device_args device = {sizeof device, &config[i], &r.host, 0, FOREVER, NULL, NULL};
-        fsdp_comm_args comm = {sizeof comm, &config[i], r.dev, &r.host, 0, FOREVER};
+        fsdp_comm_args comm = {.size = sizeof comm, .backend_config = &config[i], .dev = r.dev, .host = &r.host};
+        fsdp_side_args side = {.size = sizeof side, .backend_config = &config[i], .host = &r.host};
         uint32_t rank = 9, world = 9;
         void *out = NULL;
         assert_int_equal(r.device->open(&device, &out, &r.caps), FSDP_ERR_ARG);
         assert_non_null(strstr(fsdp_last_error(), words[i]));
         assert_int_equal(r.backend->comm->open(&comm, &out), FSDP_ERR_ARG);
-        assert_int_equal(r.backend->side->open(&comm, &out, &rank, &world), FSDP_ERR_ARG);
+        assert_int_equal(r.backend->side->open(&side, &out, &rank, &world), FSDP_ERR_ARG);
         assert_true(out == NULL && rank == 9 && world == 9);
     }
     close_rig(&r);
@@ -237,7 +238,7 @@ static void on_the_side_channel_every_rank_says_what_this_one_says(void **unused
     config.rank = 3;
     open_rig(&r, &config, 0);
     const fsdp_side_ops *ops = r.backend->side;
-    fsdp_comm_args args = {sizeof args, &config, r.dev, &r.host, 0, FOREVER};
+    fsdp_side_args args = {.size = sizeof args, .backend_config = &config, .host = &r.host};
     void *side = NULL;
     uint32_t rank = 0, world = 0;
     char all[5 * 3 + 1] = "";
@@ -248,8 +249,8 @@ static void on_the_side_channel_every_rank_says_what_this_one_says(void **unused
     assert_string_equal(all, "abcabcabcabcabc");
     assert_int_equal(r.device->now_ns(r.dev), 0);
     assert_int_equal(ops->check(side), FSDP_OK);
-    ops->abort(side, "the loss is not finite");
-    ops->abort(side, "a second thought");
+    (ops->fail)(side, FSDP_ERR_ABORTED, "rank 3 aborted: the loss is not finite");
+    (ops->fail)(side, FSDP_ERR_RANK_LOST, "a second thought");
     assert_int_equal(ops->check(side), FSDP_ERR_ABORTED);
     assert_string_equal(fsdp_last_error(), "rank 3 aborted: the loss is not finite");
     assert_int_equal(ops->all_gather(side, "abc", all, 3, FOREVER), FSDP_ERR_ABORTED);
@@ -277,12 +278,13 @@ static void without_host_memory_nothing_opens(void **unused)
     open_rig(&r, NULL, 0);
     const fsdp_host_allocator none = {no_alloc, no_free, NULL, NULL};
     fsdp_device_args device = {sizeof device, NULL, &none, 0, FOREVER, NULL, NULL};
-    fsdp_comm_args comm = {sizeof comm, NULL, r.dev, &none, 0, FOREVER};
+    fsdp_comm_args comm = {.size = sizeof comm, .dev = r.dev, .host = &none};
+    fsdp_side_args side = {.size = sizeof side, .host = &none};
     uint32_t rank, world;
     void *out = NULL;
     assert_int_equal(r.device->open(&device, &out, &r.caps), FSDP_ERR_NO_HOST_MEMORY);
     assert_int_equal(r.backend->comm->open(&comm, &out), FSDP_ERR_NO_HOST_MEMORY);
-    assert_int_equal(r.backend->side->open(&comm, &out, &rank, &world), FSDP_ERR_NO_HOST_MEMORY);
+    assert_int_equal(r.backend->side->open(&side, &out, &rank, &world), FSDP_ERR_NO_HOST_MEMORY);
     fsdp_host_allocator real = r.host;
     r.host = none; /* the device keeps a pointer to it */
     assert_int_equal(r.device->stream_create(r.dev, "c", false, &out), FSDP_ERR_NO_HOST_MEMORY);

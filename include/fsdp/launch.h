@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT */
+/** @file launch.h  Who am I, of how many, and where do we meet: asked of the launcher that started this process. */
+#ifndef FSDP_LAUNCH_H
+#define FSDP_LAUNCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fsdp/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Who started this process. */
+typedef enum fsdp_launcher {
+    FSDP_LAUNCHER_NONE = 0,     /**< nobody that says so: a world of one */
+    FSDP_LAUNCHER_ENV = 1,      /**< RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, by hand or by a script */
+    FSDP_LAUNCHER_TORCHRUN = 2,
+    FSDP_LAUNCHER_OPEN_MPI = 3,
+    FSDP_LAUNCHER_MPICH = 4,    /**< Hydra and whatever else speaks PMI: MPICH, Intel MPI, MVAPICH */
+    FSDP_LAUNCHER_SLURM = 5     /**< srun */
+} fsdp_launcher;
+
+/** The launcher's name as people write it, "torchrun"; never NULL ("?" for a number that is none). */
+FSDP_API const char *fsdp_launcher_name(fsdp_launcher launcher);
+
+#define FSDP_ADDRESS_BYTES 256
+
+/** One process's place in its job. A caller that knows better fills it by hand, or changes what the launcher said. */
+typedef struct fsdp_launch {
+    size_t size;
+    uint32_t rank, world;
+    uint32_t local_rank, local_world; /**< among the ranks of this machine: local_rank picks the GPU */
+    fsdp_launcher launcher;
+    char address[FSDP_ADDRESS_BYTES]; /**< where rank 0 listens: a host name, an IPv4 or IPv6 address; or "@name", a Unix
+                                           socket without a file, for ranks that are all on one machine; "": none known */
+    uint16_t port;                    /**< of the side channel: MASTER_PORT + 1 unless given; 0 with "@name" */
+    uint64_t nonce;                   /**< the job's: whoever brings another one is turned away. No secret: it keeps out
+                                           strays, not an attacker who can read this process's environment */
+} fsdp_launch;
+
+#define FSDP_LAUNCH_INIT {sizeof(fsdp_launch), 0, 1, 0, 1, FSDP_LAUNCHER_NONE, "", 0, 0}
+
+/** Read the environment (and set nothing in it). Call it before any CUDA call, so that local_rank can pick the device.
+ *  Errors: ARG: variables are missing, no numbers, or contradict each other: the text lists what was seen. */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_launch_from_env(fsdp_launch *out_launch);
+
+/** The caller's own side channel, instead of the library's TCP star: for a program that has a way to talk already. */
+typedef struct fsdp_side_channel {
+    size_t size;
+    void *arg;
+    /** all[r * bytes …] = rank r's blob, on every rank; called by one thread at a time, on every rank in the same order.
+     *  Returns FSDP_OK; FSDP_ERR_RANK_LOST once timeout_ns is over; any other error. Its sentence: fsdp_backend_fail. */
+    fsdp_status (*all_gather)(void *arg, const void *mine, void *all, size_t bytes, uint64_t timeout_ns);
+    /** Tell every rank, from any thread, without blocking; may be NULL: then an abort reaches the ranks of this machine, and
+     *  the others at their deadline. */
+    void (*abort)(void *arg, const char *reason);
+    /** The reason another rank's abort gave, or NULL; asked often, from any thread; NULL if abort is. */
+    const char *(*aborted)(void *arg);
+} fsdp_side_channel;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

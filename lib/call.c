@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT */
+#include "call.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "hash.h"
+
+static const char *kind_name(unsigned kind)
+{
+    switch (kind) {
+    case FSDP_OPERATION_ALL_GATHER: return "all-gather";
+    case FSDP_OPERATION_REDUCE_SCATTER: return "reduce-scatter";
+    case FSDP_OPERATION_ALL_REDUCE: return "all-reduce";
+    case FSDP_OPERATION_BROADCAST: return "broadcast";
+    case FSDP_OPERATION_BARRIER: return "barrier";
+    default: return "?";
+    }
+}
+
+/* Cut between characters, so that a long name in UTF-8 stays text. */
+static void put_name(char *to, size_t bytes, const char *name)
+{
+    size_t length = strlen(name);
+    if (length >= bytes) {
+        length = bytes - 1;
+        while (length > 0 && ((unsigned char)name[length] & 0xc0) == 0x80) length--;
+    }
+    memcpy(to, name, length);
+    memset(to + length, 0, bytes - length);
+}
+
+void fsdp__call_fill(fsdp__call *call, const fsdp_collective *c, uint64_t number, uint32_t part, uint32_t n_parts)
+{
+    const char *label = c->label != NULL ? c->label : "", *pass = c->pass != NULL ? c->pass : "";
+    bool has_root = c->kind == FSDP_OPERATION_BROADCAST;
+    *call = (fsdp__call){.number = number,
+                         .count = c->count,
+                         .root = has_root ? c->root : 0,
+                         .kind = (uint8_t)c->kind,
+                         .dtype = (uint8_t)c->dtype,
+                         .part = (uint8_t)part,
+                         .n_parts = (uint8_t)n_parts};
+    put_name(call->label, sizeof call->label, label);
+    put_name(call->pass, sizeof call->pass, pass);
+    const uint64_t numbers[] = {c->count, call->root,
+                                (uint64_t)c->kind << 24 | (uint64_t)c->dtype << 16 | part << 8 | n_parts};
+    uint64_t h = FSDP__HASH_SEED;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = fsdp__mix(h ^ numbers[i]);
+    h = fsdp__hash_bytes(h, label, strlen(label) + 1);
+    call->hash = fsdp__hash_bytes(h, pass, strlen(pass));
+}
+
+void fsdp__call_describe(const fsdp__call *call, char *text, size_t bytes)
+{
+    char part[32] = "", root[32] = "", data[96] = "";
+    if (call->n_parts > 1) snprintf(part, sizeof part, ", %u of %u:", call->part + 1u, call->n_parts);
+    if (call->kind == FSDP_OPERATION_BROADCAST) snprintf(root, sizeof root, " from rank %" PRIu32, call->root);
+    if (call->kind != FSDP_OPERATION_BARRIER)
+        snprintf(data, sizeof data, " (%" PRIu64 " %s%s)", call->count, fsdp_dtype_name((fsdp_dtype)call->dtype), root);
+    snprintf(text, bytes, "#%" PRIu64 "%s %s%s%s%s%s%s", call->number, part, kind_name(call->kind),
+             call->label[0] != 0 ? " of " : "", call->label, call->pass[0] != 0 ? " in " : "", call->pass, data);
+}
+
+/* Appends what fits; *at stays below bytes. */
+__attribute__((format(printf, 4, 5))) static void put(char *text, size_t bytes, size_t *at, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text + *at, bytes - *at, format, args);
+    va_end(args);
+    if (n > 0) *at = *at + (size_t)n < bytes ? *at + (size_t)n : bytes - 1;
+}
+
+size_t fsdp__put_ranks(char *text, size_t bytes, const bool *in, uint32_t world)
+{
+    uint32_t n = 0;
+    size_t at = 0;
+    for (uint32_t r = 0; r < world; r++) n += in[r];
+    put(text, bytes, &at, n == 1 ? "rank" : "ranks");
+    const char *comma = " ";
+    for (uint32_t r = 0; r < world; r++) {
+        if (!in[r]) continue;
+        uint32_t last = r;
+        while (last + 1 < world && in[last + 1]) last++;
+        if (last >= r + 2) {
+            put(text, bytes, &at, "%s%" PRIu32 " to %" PRIu32, comma, r, last);
+            r = last;
+        } else {
+            put(text, bytes, &at, "%s%" PRIu32, comma, r);
+        }
+        comma = ", ";
+    }
+    return at;
+}
+
+void fsdp__put_said(char *text, size_t bytes, const char *const *said, uint32_t world)
+{
+    size_t at = 0;
+    text[0] = '\0';
+    for (uint32_t first = 0; first < world; first++) {
+        bool same[FSDP__MAX_WORLD] = {false}, told = said[first] == NULL;
+        for (uint32_t r = 0; r < first && !told; r++) told = said[r] != NULL && strcmp(said[r], said[first]) == 0;
+        if (told) continue;
+        for (uint32_t r = first; r < world; r++) same[r] = said[r] != NULL && strcmp(said[r], said[first]) == 0;
+        if (at > 0) put(text, bytes, &at, "; ");
+        if (at + 1 < bytes) at += fsdp__put_ranks(text + at, bytes - at, same, world);
+        put(text, bytes, &at, ": %s", said[first]);
+    }
+}
