@@ -1,41 +1,33 @@
 /* SPDX-License-Identifier: MIT */
-/* The host backend: a thread a stream, ranks as threads of one process.
+/* The host backend: a thread a stream; ranks as threads of one process or as processes of one machine.
  *
  *  device  one lock; under it the queues of all streams, the points and the first error. Operations run without it.
  *  point   what one event record stands for. A wait keeps the point that it was given, so a later record of the event
  *          neither disturbs nor satisfies it, and destroying the event leaves it alone.
- *  room    where the ranks of one generation meet: a communicator's wire, or the side channel.
+ *  room    where the ranks of one generation meet (host_room.h): a communicator's wire, or the side channel of threads.
+ *  memory  device memory: anonymous; where ranks are processes, pieces of one file without a name, which peers map too.
  *
  * Lock order: a device's lock, then a room's. Nothing takes a device's lock while it holds a room's. */
 #ifndef FSDP_LIB_HOST_HOST_H
 #define FSDP_LIB_HOST_HOST_H
 
-#include <pthread.h>
-#include <stdatomic.h>
-
-#include "call.h"
-#include "fsdp/backend.h"
 #include "fsdp/host.h"
+#include "host_memory.h"
+#include "host_room.h"
 
-enum { FSDP__LOCAL_WORLD = 64 /* ranks of one process: a rank is a bit */ };
+/* ---- host_config.c ---- */
 
-/* ---- host_local.c: time, ranks of a process, rooms ---- */
+/* The backend's config, or its defaults for NULL, with what follows from it. Errors: ARG, UNSUPPORTED. */
+typedef struct fsdp__host_setup {
+    fsdp_host_config config;
+    uint32_t rank, world;
+    bool processes; /* of a world of more than one */
+    fsdp_link link;
+} fsdp__host_setup;
 
-uint64_t fsdp__host_now_ns(void);
-uint64_t fsdp__host_after(uint64_t ns); /* now + ns, at most the end of time */
-void fsdp__host_cond_init(pthread_cond_t *cond);
-/* Wait until deadline_ns at most; false once it has passed. */
-bool fsdp__host_cond_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
+fsdp_status fsdp__host_setup_read(const void *given, fsdp__host_setup *out_setup);
 
-/* The backend's config, or its defaults for NULL. Errors: ARG. */
-fsdp_status fsdp__host_config_read(const void *given, fsdp_host_config *out_config);
-
-/* What the items are that ranks bring to a room. same: do a and b fit; if not, *out_place is where they differ.
- * Both are called with the room's lock held. */
-typedef struct fsdp__room_kind {
-    bool (*same)(const void *a, const void *b, uint32_t *out_place);
-    void (*describe)(const void *item, uint32_t place, char *text, size_t bytes);
-} fsdp__room_kind;
+/* ---- host_local.c: ranks of one process ---- */
 
 typedef enum fsdp__room_number {
     FSDP__ROOM_COMM = 0,        /* communicator 0 */
@@ -44,30 +36,21 @@ typedef enum fsdp__room_number {
     FSDP__N_ROOMS = 3
 } fsdp__room_number;
 
-typedef struct fsdp__room fsdp__room;
+typedef struct fsdp__place fsdp__place;
 
-/* Open the room of config's local group (or a room of one), and wait until every rank has. Errors: ARG (the rank is
- * there already), NO_HOST_MEMORY, RANK_LOST. */
-fsdp_status fsdp__room_join(const fsdp_host_config *config, const fsdp_host_allocator *host, fsdp__room_number number,
-                            const fsdp__room_kind *kind, uint64_t timeout_ns, fsdp__room **out_room);
-/* Leave for good. Peers that wait for this rank, or come later, fail with RANK_LOST. */
-void fsdp__room_quit(fsdp__room *room, uint32_t rank);
-
-/* One meeting: enter, read what peers brought, sync (again after each further phase), leave. The memory behind a rank's
- * item stays as long as a peer may read it: neither sync nor a failing call returns before nobody reads.
- * enter: waits for the meetings before `number` (1, 2, …), then at most timeout_ns for the peers. */
-fsdp_status fsdp__room_enter(fsdp__room *room, uint32_t rank, uint64_t number, const void *item, uint64_t timeout_ns,
-                             uint64_t *out_start_ns);
-const void *fsdp__room_item(const fsdp__room *room, uint32_t rank); /* between enter and leave */
-fsdp_status fsdp__room_sync(fsdp__room *room, bool more);
-fsdp_status fsdp__room_leave(fsdp__room *room, uint64_t not_before_ns, uint64_t *out_end_ns);
-
-/* The first failure stays, and is everybody's. */
-fsdp_status fsdp__room_fail(fsdp__room *room, fsdp_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-fsdp_status fsdp__room_check(fsdp__room *room);
-
-uint32_t fsdp__local_world(const fsdp_local *local); /* 1 for NULL */
+/* Open the place of local's ranks (NULL: of one) that has this number, and wait until every rank has. Errors: ARG (the rank
+ * is there already), NO_HOST_MEMORY, RANK_LOST. */
+fsdp_status fsdp__place_join(fsdp_local *local, uint32_t rank, const fsdp_host_allocator *host,
+                             fsdp__room_number number, uint64_t timeout_ns, fsdp__place **out_place);
+fsdp__room_shared *fsdp__place_shared(fsdp__place *place);
+/* What each rank can tell while its side channel is open; tell is NULL otherwise. */
+typedef struct fsdp__tellers {
+    pthread_mutex_t lock; /* held while one tells */
+    fsdp_side_words words[FSDP__ROOM_WORLD];
+} fsdp__tellers;
+fsdp__tellers *fsdp__place_tellers(fsdp__place *place);
+void fsdp__place_leave(fsdp__place *place);
+uint32_t fsdp__local_world(const fsdp_local *local);
 fsdp_link fsdp__local_link(const fsdp_local *local);
 
 /* ---- host_device.c ---- */
@@ -90,6 +73,7 @@ typedef struct fsdp__host_device {
     const fsdp_host_allocator *host;
     uint32_t debug, rank;
     uint64_t jitter_ns, jitter_seed;
+    fsdp__memory memory;
     fsdp_log_fn log;
     void *log_arg;
     atomic_flag warned; /* that pinned memory is not locked */

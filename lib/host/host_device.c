@@ -14,16 +14,21 @@ enum { PAGE = 4096 }; /* alignment and granularity; a multiple of it on machines
 
 static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsdp_device_caps *out_caps)
 {
-    fsdp_host_config config;
-    FSDP_TRY(fsdp__host_config_read(args->backend_config, &config));
+    fsdp__host_setup setup;
+    FSDP_TRY(fsdp__host_setup_read(args->backend_config, &setup));
     fsdp__host_device *dev = fsdp__host_alloc(args->host, 1, sizeof *dev);
     if (dev == NULL)
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "host device: no host memory for %zu bytes", sizeof *dev);
+    fsdp_status status = fsdp__memory_open(&dev->memory, args->host, setup.processes);
+    if (status != FSDP_OK) {
+        fsdp__host_free(args->host, dev, 1, sizeof *dev);
+        return status;
+    }
     dev->host = args->host;
     dev->debug = args->debug;
-    dev->rank = config.rank;
-    dev->jitter_ns = config.jitter_ns;
-    dev->jitter_seed = config.jitter_seed;
+    dev->rank = setup.rank;
+    dev->jitter_ns = setup.config.jitter_ns;
+    dev->jitter_seed = setup.config.jitter_seed;
     dev->log = args->log;
     dev->log_arg = args->log_arg;
     atomic_flag_clear(&dev->warned);
@@ -45,6 +50,7 @@ static void device_close(void *dev_)
         pthread_cond_destroy(&point->cond);
         fsdp__host_free(dev->host, point, 1, sizeof *point);
     }
+    fsdp__memory_close(&dev->memory);
     pthread_cond_destroy(&dev->failed);
     pthread_mutex_destroy(&dev->lock);
     fsdp__host_free(dev->host, dev, 1, sizeof *dev);
@@ -70,24 +76,19 @@ static void lock_pages(fsdp__host_device *dev, void *ptr, uint64_t bytes)
     dev->log(dev->log_arg, text);
 }
 
-static fsdp_status mem_alloc(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
+static fsdp_status mem_alloc(void *dev_, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
 {
+    fsdp__host_device *dev = dev_;
     bool pinned = kind == FSDP_MEMORY_KIND_PINNED;
-    void *ptr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (ptr == MAP_FAILED)
-        return fsdp__fail(
-            pinned ? FSDP_ERR_NO_HOST_MEMORY : FSDP_ERR_NO_MEMORY, "host device: mmap of %llu %sbytes failed: %s",
-            (unsigned long long)bytes, pinned ? "pinned " : "",
-            errno == ENOMEM ? "ENOMEM (the machine, or its limit on address space, is full)" : "not ENOMEM");
-    if (pinned) lock_pages(dev, ptr, bytes);
-    *out_ptr = ptr;
+    FSDP_TRY(fsdp__memory_take(&dev->memory, bytes, pinned, out_ptr));
+    if (pinned) lock_pages(dev, *out_ptr, bytes);
     return FSDP_OK;
 }
 
 static void mem_free(void *dev, void *ptr, uint64_t bytes, fsdp_memory_kind kind)
 {
-    (void)dev, (void)kind;
-    munmap(ptr, bytes); /* unlocks, too */
+    (void)kind;
+    fsdp__memory_give(&((fsdp__host_device *)dev)->memory, ptr, bytes); /* unlocks, too */
 }
 
 /* ---- The first error ---- */

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT */
+#include "check.h"
+#include "host.h"
+
+static fsdp_status read_launch(const fsdp_host_config *config, fsdp__host_setup *out)
+{
+    fsdp_launch launch = FSDP_LAUNCH_INIT;
+    FSDP_TRY(fsdp__read_config("fsdp_launch", &launch, sizeof launch, config->launch, sizeof launch));
+    if (config->local != NULL)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_host_config: ranks are threads (local) or processes (launch), not both");
+    if (config->rank != 0)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_host_config.rank is %u: with launch the rank is launch's, leave this 0",
+                          config->rank);
+    if (launch.world == 0 || launch.rank >= launch.world)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch: rank %u in a world of %u", launch.rank, launch.world);
+    if (launch.world > FSDP__ROOM_WORLD)
+        return fsdp__fail(FSDP_ERR_UNSUPPORTED,
+                          "fsdp_launch: a world of %u: the host backend's shared memory takes %d ranks of one machine",
+                          launch.world, FSDP__ROOM_WORLD);
+    out->rank = launch.rank;
+    out->world = launch.world;
+    out->processes = launch.world > 1;
+    if (config->link != NULL) out->link = *config->link;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp__host_setup_read(const void *given, fsdp__host_setup *out_setup)
+{
+    fsdp__host_setup setup = {.config = FSDP_HOST_CONFIG_INIT, .world = 1};
+    fsdp_host_config *config = &setup.config;
+    if (given != NULL) FSDP_TRY(fsdp__read_config("fsdp_host_config", config, sizeof *config, given, sizeof *config));
+    if (config->launch != NULL) {
+        FSDP_TRY(read_launch(config, &setup));
+        *out_setup = setup;
+        return FSDP_OK;
+    }
+    if (config->side != NULL || config->link != NULL)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_host_config.%s is set without launch: threads have their local's",
+                          config->side != NULL ? "side" : "link");
+    if (config->local != NULL) {
+        setup.world = fsdp__local_world(config->local);
+        setup.link = fsdp__local_link(config->local);
+    }
+    setup.rank = config->rank;
+    if (setup.rank >= setup.world)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_host_config.rank is %u in a world of %u%s", setup.rank, setup.world,
+                          config->local == NULL ? " (local and launch are NULL)" : "");
+    *out_setup = setup;
+    return FSDP_OK;
+}
