@@ -17,7 +17,7 @@ typedef enum fsdp_launcher {
     FSDP_LAUNCHER_NONE = 0,     /**< nobody that says so: a world of one */
     FSDP_LAUNCHER_ENV = 1,      /**< RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, by hand or by a script */
     FSDP_LAUNCHER_TORCHRUN = 2,
-    FSDP_LAUNCHER_OPEN_MPI = 3,
+    FSDP_LAUNCHER_OPEN_MPI = 3, /**< mpirun of Open MPI */
     FSDP_LAUNCHER_MPICH = 4,    /**< Hydra and whatever else speaks PMI: MPICH, Intel MPI, MVAPICH */
     FSDP_LAUNCHER_SLURM = 5     /**< srun */
 } fsdp_launcher;
@@ -42,8 +42,27 @@ typedef struct fsdp_launch {
 
 #define FSDP_LAUNCH_INIT {sizeof(fsdp_launch), 0, 1, 0, 1, FSDP_LAUNCHER_NONE, "", 0, 0}
 
-/** Read the environment (and set nothing in it). Call it before any CUDA call, so that local_rank can pick the device.
- *  Errors: ARG: variables are missing, no numbers, or contradict each other: the text lists what was seen. */
+/** Read the environment, and set nothing in it. Call it before any CUDA call, so that local_rank can pick the device.
+ *  out_launch: starts as FSDP_LAUNCH_INIT; written on success only. Thread: any that may call getenv. Not collective.
+ *
+ *  The most specific launcher wins: torchrun (TORCHELASTIC_…), whatever started it; then RANK and WORLD_SIZE, Open MPI's and
+ *  PMI's variables, which must not contradict each other; then Slurm's, within srun's steps only (a batch script is a world of
+ *  one); else a world of one.
+ *
+ *  Where no launcher but RANK and WORLD_SIZE says which ranks share a machine, LOCAL_RANK and LOCAL_WORLD_SIZE must; they may
+ *  be left out where MASTER_ADDR is a loopback address (all ranks are here).
+ *
+ *  address, port  MASTER_ADDR and MASTER_PORT + 1, with any launcher; needed by torchrun and RANK. Else, all ranks on one
+ *                 machine: a Unix socket "@fsdp-<user>-<nonce>"; Slurm: the step's first node and a port from 20000 to 29999
+ *                 that job and step give; mpirun over several machines: "" (the MPI backend needs none).
+ *                 In a world of one: "" and 0.
+ *  nonce          from the launcher's own name of this job and its attempt, the world and the port.
+ *
+ *  Two variables are this library's own: FSDP_PORT (the port itself, instead of MASTER_PORT + 1) and FSDP_NONCE (any text, the
+ *  same on all ranks and another one in each job, instead of the launcher's name of the job).
+ *
+ *  Errors: ARG: variables are missing, empty, no numbers, out of range, or contradict each other: the text lists what was seen
+ *  and what was not. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_launch_from_env(fsdp_launch *out_launch);
 
 /** The caller's own side channel, instead of the library's TCP star: for a program that has a way to talk already. */
