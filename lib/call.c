@@ -20,37 +20,52 @@ static const char *kind_name(unsigned kind)
     }
 }
 
-/* Cut between characters, so that a long name in UTF-8 stays text. */
-static void put_name(char *to, size_t bytes, const char *name)
+/* Into zeros. Cut between characters, so that a long name in UTF-8 stays text. */
+static void put_name(char *to, size_t bytes, const char *name, size_t length)
 {
-    size_t length = strlen(name);
     if (length >= bytes) {
         length = bytes - 1;
         while (length > 0 && ((unsigned char)name[length] & 0xc0) == 0x80) length--;
     }
     memcpy(to, name, length);
-    memset(to + length, 0, bytes - length);
+}
+
+/* Every collective of a step comes by here: eight bytes at a time. */
+static uint64_t add_number(uint64_t h, uint64_t number)
+{
+    h = (h ^ number) * 0x9fb21c651e98df25ull;
+    return h ^ h >> 32;
+}
+
+static uint64_t add_name(uint64_t h, const char *name, size_t length)
+{
+    for (h = add_number(h, length); length >= sizeof h; name += sizeof h, length -= sizeof h) {
+        uint64_t word;
+        memcpy(&word, name, sizeof word);
+        h = add_number(h, word);
+    }
+    uint64_t rest = 0;
+    for (size_t i = 0; i < length; i++) rest |= (uint64_t)(unsigned char)name[i] << 8 * i;
+    return add_number(h, rest);
 }
 
 void fsdp__call_fill(fsdp__call *call, const fsdp_collective *c, uint64_t number, uint32_t part, uint32_t n_parts)
 {
     const char *label = c->label != NULL ? c->label : "", *pass = c->pass != NULL ? c->pass : "";
-    bool has_root = c->kind == FSDP_OPERATION_BROADCAST;
+    size_t label_bytes = strlen(label), pass_bytes = strlen(pass);
     *call = (fsdp__call){.number = number,
                          .count = c->count,
-                         .root = has_root ? c->root : 0,
+                         .root = c->kind == FSDP_OPERATION_BROADCAST ? c->root : 0,
                          .kind = (uint8_t)c->kind,
                          .dtype = (uint8_t)c->dtype,
                          .part = (uint8_t)part,
                          .n_parts = (uint8_t)n_parts};
-    put_name(call->label, sizeof call->label, label);
-    put_name(call->pass, sizeof call->pass, pass);
-    const uint64_t numbers[] = {c->count, call->root,
-                                (uint64_t)c->kind << 24 | (uint64_t)c->dtype << 16 | part << 8 | n_parts};
-    uint64_t h = FSDP__HASH_SEED;
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = fsdp__mix(h ^ numbers[i]);
-    h = fsdp__hash_bytes(h, label, strlen(label) + 1);
-    call->hash = fsdp__hash_bytes(h, pass, strlen(pass));
+    put_name(call->label, sizeof call->label, label, label_bytes);
+    put_name(call->pass, sizeof call->pass, pass, pass_bytes);
+    uint64_t h = add_number(FSDP__HASH_SEED, c->count);
+    h = add_number(h, (uint64_t)call->root << 32 | (uint64_t)call->kind << 24 | (uint64_t)call->dtype << 16 |
+                          (uint64_t)call->part << 8 | call->n_parts);
+    call->hash = fsdp__mix(add_name(add_name(h, label, label_bytes), pass, pass_bytes));
 }
 
 void fsdp__call_describe(const fsdp__call *call, char *text, size_t bytes)

@@ -50,6 +50,8 @@ struct comm {
     fsdp_link link;
     uint64_t timeout_ns;
     uint32_t rank, world, index;
+    const fsdp_side_ops *side_ops; /* with side, open until after this is closed */
+    void *side;
     fsdp__attached attached;
     uint64_t n_enqueued; /* the host's */
 
@@ -380,9 +382,12 @@ static fsdp_status enqueue(void *comm_, void *stream, const fsdp_collective *lis
 
 /* ---- The communicator ---- */
 
+/* What the side channel says is why, and is what every rank hears: peers see this room fail before their own channel does. */
 static void comm_abort(void *comm_)
 {
     comm *c = comm_;
+    fsdp_status why = c->side != NULL ? c->side_ops->check(c->side) : FSDP_OK;
+    if (why != FSDP_OK) (void)fsdp__room_fail(&c->room, why, "%s", fsdp_last_error());
     (void)fsdp__room_fail(&c->room, FSDP_ERR_ABORTED, "rank %u aborted communicator %u", c->rank, c->index);
 }
 
@@ -419,6 +424,8 @@ static fsdp_status comm_open(const fsdp_comm_args *args, void **out_comm)
     c->world = setup.world;
     c->link = setup.link;
     c->timeout_ns = args->timeout_ns;
+    c->side_ops = args->side_ops;
+    c->side = args->side;
     pthread_mutex_init(&c->lock, NULL);
     fsdp_status status = join(c, args, &setup);
     if (status != FSDP_OK) {

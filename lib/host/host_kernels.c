@@ -45,16 +45,46 @@ static void run_add(const fsdp_device_op *op)
     }
 }
 
+/* sum = ((a + b) + c) + d: as many of them as there are, in one walk. */
+static void fold_floats(float *restrict sum, const float *const *from, uint32_t n_sources, uint64_t n)
+{
+    const float *a = from[0], *b = from[1], *c = n_sources > 2 ? from[2] : NULL, *d = n_sources > 3 ? from[3] : NULL;
+    if (n_sources == 2)
+        for (uint64_t i = 0; i < n; i++) sum[i] = a[i] + b[i];
+    else if (n_sources == 3)
+        for (uint64_t i = 0; i < n; i++) sum[i] = (a[i] + b[i]) + c[i];
+    else
+        for (uint64_t i = 0; i < n; i++) sum[i] = ((a[i] + b[i]) + c[i]) + d[i];
+}
+
+/* Through a piece that stays in the nearest cache, since dst may be one of the sources. */
+static void fold_fp32(float *dst, const void *const *sources, uint32_t n_sources, uint64_t count)
+{
+    float sum[CHUNK];
+    for (uint64_t done = 0; done < count; done += CHUNK) {
+        uint64_t n = least(count - done, CHUNK);
+        const float *first[4];
+        uint32_t together = n_sources < 4 ? n_sources : 4;
+        for (uint32_t s = 0; s < together; s++) first[s] = (const float *)sources[s] + done;
+        fold_floats(sum, first, together, n);
+        for (uint32_t s = together; s < n_sources; s++) add_floats(sum, (const float *)sources[s] + done, n);
+        memcpy(dst + done, sum, n * sizeof *sum);
+    }
+}
+
 void fsdp__host_fold(void *dst, const void *const *sources, uint32_t n_sources, uint64_t count, fsdp_dtype dtype)
 {
+    if (dtype == FSDP_DTYPE_FP32 && n_sources > 1) {
+        fold_fp32(dst, sources, n_sources, count);
+        return;
+    }
     float sum[CHUNK], term[CHUNK];
     for (uint64_t done = 0; done < count; done += CHUNK) {
         uint64_t n = least(count - done, CHUNK);
         fsdp__load_floats(sum, element(sources[0], done, dtype), n, dtype);
         for (uint32_t s = 1; s < n_sources; s++) {
-            const void *from = element(sources[s], done, dtype);
-            if (dtype != FSDP_DTYPE_FP32) fsdp__load_floats(term, from, n, dtype);
-            add_floats(sum, dtype == FSDP_DTYPE_FP32 ? from : term, n);
+            fsdp__load_floats(term, element(sources[s], done, dtype), n, dtype);
+            add_floats(sum, term, n);
         }
         fsdp__store_floats((char *)dst + done * fsdp_dtype_bytes(dtype), sum, n, dtype);
     }

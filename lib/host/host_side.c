@@ -8,8 +8,6 @@
 #include "host.h"
 #include "hostmem.h"
 #include "net/star.h"
-#pragma weak fsdp__star_side_ops
-#pragma weak fsdp__own_side_ops
 
 typedef struct side {
     const fsdp_side_ops *other; /* who does it; NULL: this file */
