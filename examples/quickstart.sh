@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# quickstart.sh [--install]: build the trainer, train a small GPT on four ranks, show what prefetch is worth.
+# quickstart.sh [--install] [--threads]: build the trainer, train a small GPT on four ranks, show what prefetch is worth.
 #   --install   what is missing may be installed with sudo (as root it is installed anyway)
+#   --threads   ranks are threads of one process; without it they are four processes, as mpirun or torchrun would start them
 # Three minutes at most on two cores. The last line is the result as JSON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/quickstart
 
-install=0
+install=0 threads=0
 for argument; do
     case $argument in
     --install) install=1 ;;
-    *) sed -n '3,5s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    --threads) threads=1 ;;
+    *) sed -n '3,6s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 
@@ -62,6 +64,29 @@ grep -o 'gpt: products by .*' "$log" | sed 's/^gpt: //' | tail -n 1
 
 timeline=$build/timeline.svg
 result=$build/result.json
-"$build/examples/gpt/gpt" --steps 400 --compare --timeline "$timeline" --losses "$build/losses.txt" --json >"$result"
+gpt=("$build/examples/gpt/gpt" --steps 400 --compare --timeline "$timeline" --losses "$build/losses.txt" --json)
+
+pids=()
+# What a launcher does: the same program four times, each told its rank. Rank 0 speaks for all.
+run_processes() {
+    local rank status=0 nonce=quickstart-$$-$RANDOM
+    trap 'kill "${pids[@]}" 2>/dev/null' EXIT # an interrupt reaches this script only
+    for rank in 1 2 3 0; do
+        RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=4 FSDP_NONCE=$nonce "${gpt[@]}" \
+            >"$build/rank$rank.out" &
+        pids+=($!)
+    done
+    for rank in "${pids[@]}"; do wait "$rank" || status=$?; done
+    pids=()
+    mv "$build/rank0.out" "$result"
+    return $status
+}
+
+if [ "$threads" = 1 ]; then
+    "${gpt[@]}" >"$result"
+elif ! run_processes; then
+    echo "processes cannot share memory here, or something is wrong with them (above): the ranks are threads now" >&2
+    "${gpt[@]}" >"$result"
+fi
 echo "one step as a picture: $timeline"
 tail -n 1 "$result"

@@ -2,6 +2,8 @@
 /* Prefetch off against on, over a modelled link. */
 #include "compare.h"
 
+#include <fsdp/launch.h>
+
 #include <math.h>
 #include <string.h>
 
@@ -90,7 +92,8 @@ bool compare_run(const job *trained, const outcome *trained_out, comparison *out
     on.opt.timeline = o->timeline;
     if (!run_one(&run, &off, sharded_run, &out->off_ms, &off_tape)) return false;
     if (!run_one(&run, &on, sharded_run, &out->on_ms, &on_tape)) return false;
-    if (out->has_plain && !run_one(&run, &j, plain_run, &plain_ms, &no_tape)) return false;
+    const bool first = !j.launch || j.launch->rank == 0; /* ranks that are processes need not all walk alone */
+    if (first && out->has_plain && !run_one(&run, &j, plain_run, &plain_ms, &no_tape)) return false;
     out->wire_ms = wire_ms(&on_tape, out->link_us, out->link_mb_per_s);
     out->compute_exposed_ms = free_tape.exposed_ms;
     out->off_exposed_ms = off_tape.exposed_ms;

@@ -10,8 +10,11 @@
 
 enum { JOB_PROMPT_BYTES = 16, JOB_TEXT_BYTES = 200 };
 
+struct fsdp_launch;
+
 typedef struct job {
     options opt;
+    const struct fsdp_launch *launch; /* this process is one rank of opt.ranks; NULL: ranks are threads of it */
     gpt_shape shape;
     const data_set *data;
     int steps;          /* of this run: opt.steps (which the learning rate follows) or the first of them */
@@ -23,7 +26,7 @@ typedef struct job {
     progress *progress; /* NULL: none */
 } job;
 
-/* What one step put on one rank's wire, and where its compute stream stood. */
+/* What one step put on rank 0's wire, and where its compute stream stood. */
 typedef struct job_tape {
     double collectives, wire_bytes; /* wire_bytes by the counts of fsdp/host.h */
     double span_ms, exposed_ms;
@@ -32,7 +35,7 @@ typedef struct job_tape {
 typedef struct outcome {
     float *losses;   /* (steps) */
     double held_out; /* the last evaluation; NAN: none */
-    double step_ms;  /* mean, after a few warm-up steps, without a traced last step; NAN: too few */
+    double step_ms;  /* rank 0's: mean, after a few warm-up steps, without a traced last step; NAN: too few */
     uint64_t peak_bytes, predicted_bytes; /* device memory of a rank; 0 in the plain loop */
     job_tape tape;
     uint8_t text[JOB_PROMPT_BYTES + JOB_TEXT_BYTES];
@@ -47,7 +50,7 @@ void outcome_destroy(outcome *out);
 /* The unsharded loop: ranks × micro-steps one after another on this thread, gradients summed in the order in which the
  * library sums them, an AdamW of its own. False: out->why has the sentence. */
 bool plain_run(const job *j, outcome *out);
-/* The loop with the library: a thread a rank. */
+/* The loop with the library: a thread a rank, or this process as one rank. */
 bool sharded_run(const job *j, outcome *out);
 
 /* ---- What both loops ask ---- */

@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <fsdp/launch.h>
+#include <fsdp/status.h>
+
 #include "bigram.h"
 #include "compare.h"
 #include "gemm.h"
@@ -35,17 +38,19 @@ static double tokens_a_step(const job *j)
 
 static int at_least_one(int n) { return n > 0 ? n : 1; }
 
-static job make_job(const options *o, const data_set *data, progress *p)
+static job make_job(const options *o, const fsdp_launch *launch, const data_set *data, progress *p)
 {
+    const bool watched = !o->quiet && launch->rank == 0;
     job j = {.opt = *o,
+             .launch = launch->world > 1 ? launch : NULL,
              .shape = {o->layers, o->dim, o->heads, o->context, o->batch},
              .data = data,
              .steps = o->steps,
              .evaluate_every = at_least_one(o->steps / EVALUATIONS),
              .write_text = true,
              .title = "One training step of rank 0",
-             .progress = o->quiet ? NULL : p};
-    if (!o->quiet) j.trace_every = at_least_one(o->steps / TRACES);
+             .progress = watched ? p : NULL};
+    if (watched) j.trace_every = at_least_one(o->steps / TRACES);
     if (o->compare) {
         j.opt.has_link = false;
         j.opt.timeline = NULL;
@@ -62,6 +67,9 @@ static void print_head(const job *j, FILE *to)
     fprintf(to, "     %d document%s from %s: %zu bytes to train on, %zu held out\n", j->data->documents,
             j->data->documents == 1 ? "" : "s", o->data, j->data->train_bytes, j->data->held_out_bytes);
     if (o->plain) fprintf(to, "     unsharded, in the order of sums of %d ranks", o->ranks);
+    else if (j->launch)
+        fprintf(to, "     %d processes by %s, prefetch depth %d", o->ranks, fsdp_launcher_name(j->launch->launcher),
+                o->depth);
     else fprintf(to, "     %d rank%s, prefetch depth %d", o->ranks, o->ranks == 1 ? "" : "s", o->depth);
     if (o->micro_steps > 1)
         fprintf(to, ", %d micro-steps (%s)", o->micro_steps, o->keep_full ? "gradients kept" : "each reduced");
@@ -136,7 +144,7 @@ static bool train(const job *j, result *r, progress *p, FILE *people, problem *w
 {
     print_head(j, people);
     fflush(people);
-    if (!j->opt.quiet) progress_begin(p, "training", j->steps, tokens_a_step(j));
+    if (j->progress) progress_begin(p, "training", j->steps, tokens_a_step(j));
     const bool ok = j->opt.plain ? plain_run(j, &r->trained) : sharded_run(j, &r->trained);
     progress_end(j->progress);
     if (!ok) return problem_set(why, "%s", r->trained.why.text);
@@ -146,23 +154,51 @@ static bool train(const job *j, result *r, progress *p, FILE *people, problem *w
     return !j->opt.losses || write_losses(j->opt.losses, r->trained.losses, j->steps, why);
 }
 
-static bool run(const options *o, const data_set *data, problem *why)
+static bool run(const options *o, const fsdp_launch *launch, const data_set *data, FILE *people, problem *why)
 {
-    FILE *people = o->json ? stderr : stdout;
     progress p;
-    job j = make_job(o, data, &p);
+    job j = make_job(o, launch, data, &p);
     result r = {.bigram = bigram_held_out(data, o->context), .has_comparison = o->compare};
     if (!outcome_create(&r.trained, j.steps)) return problem_set(why, "no memory for %d losses", j.steps);
     bool ok = train(&j, &r, &p, people, why);
     if (ok && o->compare) {
-        if (!o->quiet) fprintf(stderr, "\ncomparing …\n");
+        if (j.progress) fprintf(stderr, "\ncomparing …\n");
         j.opt = *o;
         ok = compare_run(&j, &r.trained, &r.compared, why);
         if (ok) compare_print(&r.compared, people);
         if (ok && !r.compared.identical) ok = problem_set(why, "losses of runs that must agree to the last bit differ");
     }
-    if (o->json && (ok || r.compared.steps > 0)) print_json(&j, &r);
+    if (o->json && launch->rank == 0 && (ok || r.compared.steps > 0)) print_json(&j, &r);
     outcome_destroy(&r.trained);
+    return ok;
+}
+
+/* Threads of this process, or the processes that a launcher started. */
+static bool place(options *o, fsdp_launch *launch, problem *why)
+{
+    if (fsdp_launch_from_env(launch) != FSDP_OK) return problem_set(why, "%s", fsdp_last_error());
+    const int world = (int)launch->world;
+    if (world == 1) {
+        if (o->ranks == 0) o->ranks = 4;
+        return true;
+    }
+    const char *launcher = fsdp_launcher_name(launch->launcher);
+    if (o->plain) return problem_set(why, "--plain is one process without ranks, and %s started %d", launcher, world);
+    if (o->ranks != 0 && o->ranks != world)
+        return problem_set(why, "--ranks %d, but %s started %d processes: leave --ranks out", o->ranks, launcher,
+                           world);
+    o->ranks = world;
+    if (launch->rank > 0) o->losses = o->timeline = NULL;
+    return true;
+}
+
+static bool load_and_run(const options *o, const fsdp_launch *launch, FILE *people, problem *why)
+{
+    data_set data;
+    if (!check_writable(o->losses, why) || !check_writable(o->timeline, why)) return false;
+    if (!data_load(&data, o->data, o->context, why)) return false;
+    const bool ok = run(o, launch, &data, people, why);
+    data_free(&data);
     return ok;
 }
 
@@ -170,6 +206,7 @@ int main(int argc, char **argv)
 {
     problem why = {""};
     options o;
+    fsdp_launch launch = FSDP_LAUNCH_INIT;
     if (!options_parse(&o, argc, argv, &why)) {
         fprintf(stderr, "gpt: %s\n", why.text);
         return 2;
@@ -179,13 +216,12 @@ int main(int argc, char **argv)
         return 0;
     }
     gemm_init();
-    data_set data;
-    bool ok =
-        check_writable(o.losses, &why) && check_writable(o.timeline, &why) && data_load(&data, o.data, o.context, &why);
-    if (ok) {
-        ok = run(&o, &data, &why);
-        data_free(&data);
-    }
+    bool ok = place(&o, &launch, &why);
+    /* One process speaks for all. */
+    FILE *people = launch.rank > 0 ? fopen("/dev/null", "w") : o.json ? stderr : stdout;
+    if (!people) ok = problem_set(&why, "cannot open /dev/null: %s", strerror(errno));
+    if (ok) ok = load_and_run(&o, &launch, people, &why);
+    if (launch.rank > 0 && people) fclose(people);
     if (ok && fflush(stdout) == 0) return 0;
     fprintf(stderr, "gpt: %s\n", ok ? "cannot write to standard output" : why.text);
     return 1;

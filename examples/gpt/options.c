@@ -26,7 +26,9 @@ static const option_entry table[] = {
     {"data", "PATH", TEXT, AT(data), 0, 0,
      "text to learn: a file, or a folder with all that is in it\n"
      "(" DATA_DEFAULT_PATH ")"},
-    {"ranks", "N", WHOLE, AT(ranks), 1, 64, "ranks, each a thread with streams of its own (4)"},
+    {"ranks", "N", WHOLE, AT(ranks), 1, 64,
+     "ranks, each a thread with streams of its own (4); under mpirun,\n"
+     "torchrun or srun ranks are the processes that it starts"},
     {"depth", "K", WHOLE, AT(depth), 0, 64, "how many blocks ahead are gathered; 0: prefetch off (1)"},
     {"layers", "L", WHOLE, AT(layers), 1, 256, "blocks (4)"},
     {"dim", "D", WHOLE, AT(dim), 1, 8192, "channels (128)"},
@@ -147,7 +149,6 @@ static bool check_together(const options *o, problem *why)
 bool options_parse(options *out, int argc, char **argv, problem *why)
 {
     *out = (options){.data = DATA_DEFAULT_PATH,
-                     .ranks = 4,
                      .depth = 1,
                      .layers = 4,
                      .dim = 128,

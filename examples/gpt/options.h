@@ -9,7 +9,8 @@
 
 typedef struct options {
     const char *data, *timeline, *losses; /* paths; NULL: not asked for (data has a default) */
-    int ranks, depth, layers, dim, heads, context, batch, micro_steps, steps, seed, jitter_us, run_ahead;
+    int ranks;                            /* 0: not given */
+    int depth, layers, dim, heads, context, batch, micro_steps, steps, seed, jitter_us, run_ahead;
     double lr, clip;
     bool keep_full; /* --accumulate keep */
     bool has_link;

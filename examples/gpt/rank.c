@@ -11,7 +11,7 @@ static const uint64_t patience_ns = 120000000000u; /* of a host that waits for a
 static bool traces(const rank *r, int step)
 {
     const job *j = r->job;
-    if (!r->out) return false;
+    if (r->index != 0) return false;
     return step == j->traced_step || (j->trace_every > 0 && step % j->trace_every == 0);
 }
 
@@ -133,6 +133,14 @@ static fsdp_status train(rank *r)
     return j->write_text ? write_text(r) : FSDP_OK;
 }
 
+/* Processes decide by what rank 0 measured, so that they decide the same. */
+static fsdp_status share_times(rank *r)
+{
+    if (!r->job->launch) return FSDP_OK;
+    TRY(fsdp_broadcast_host(r->ctx, &r->out->step_ms, sizeof r->out->step_ms, 0));
+    return fsdp_broadcast_host(r->ctx, &r->out->tape, sizeof r->out->tape, 0);
+}
+
 static fsdp_status read_counters(rank *r)
 {
     fsdp_counters counters = FSDP_COUNTERS_INIT;
@@ -140,7 +148,7 @@ static fsdp_status read_counters(rank *r)
     TRY(fsdp_context_counters(r->ctx, &counters));
     r->out->peak_bytes = counters.device_bytes_peak;
     r->out->step_ms = job_step_ms(&r->clock);
-    return FSDP_OK;
+    return share_times(r);
 }
 
 static fsdp_status run(rank *r)

@@ -26,8 +26,9 @@ enum { STEPS_IN_FLIGHT = 3 /* this one, and two whose report has not been asked 
 typedef struct rank {
     const job *job;
     int index;
-    fsdp_local *local;
-    outcome *out; /* rank 0's; NULL elsewhere */
+    fsdp_local *local;     /* ranks as threads */
+    const fsdp_link *link; /* ranks as processes; NULL: no model of a wire */
+    outcome *out;          /* one a process: NULL on the threads of ranks above 0 */
     problem why;
     fsdp_status status; /* of the call that failed */
 

@@ -18,8 +18,10 @@ static fsdp_status open_context(rank *r)
 {
     const options *o = &r->job->opt;
     fsdp_host_config host = FSDP_HOST_CONFIG_INIT;
+    host.launch = r->job->launch;
     host.local = r->local;
-    host.rank = (uint32_t)r->index;
+    host.link = r->link;
+    host.rank = r->local ? (uint32_t)r->index : 0;
     host.jitter_ns = (uint64_t)o->jitter_us * 1000;
     host.jitter_seed = (uint64_t)o->seed + (uint64_t)r->index;
     fsdp_config config = FSDP_CONFIG_INIT;

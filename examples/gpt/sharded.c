@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The loop with the library: a thread a rank, each with a context of its own over one meeting place. */
+/* The loop with the library: a thread a rank, each with a context of its own over one meeting place; or this process as one
+ * rank of a launcher's. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -37,11 +38,18 @@ static bool run_threads(const job *j, fsdp_local *local, rank *ranks, pthread_t 
     return judge(ranks, started, &out->why) && started == n;
 }
 
+static bool run_process(const job *j, const fsdp_link *link, outcome *out)
+{
+    rank r = {.job = j, .index = (int)j->launch->rank, .link = j->opt.has_link ? link : NULL, .out = out};
+    return rank_run(&r) ? true : problem_set(&out->why, "%s", r.why.text);
+}
+
 bool sharded_run(const job *j, outcome *out)
 {
     const options *o = &j->opt;
     const fsdp_link link = {.latency_ns = (uint64_t)o->link_us * 1000,
                             .bytes_per_second = (uint64_t)o->link_mb_per_s * 1000000};
+    if (j->launch) return run_process(j, &link, out);
     rank *ranks = calloc((size_t)o->ranks, sizeof *ranks);
     pthread_t *threads = calloc((size_t)o->ranks, sizeof *threads);
     fsdp_local *local = NULL;
