@@ -112,16 +112,20 @@ static fsdp_status meet_anyhow(const fsdp__launch_env *env, unsigned of, fsdp_la
 fsdp_status fsdp__launch_meet(const fsdp__launch_env *env, fsdp_launch *launch)
 {
     unsigned of = 1u << launch->launcher | 1u << FSDP__LAUNCH_MEETING;
-    bool needed = launch->launcher == FSDP_LAUNCHER_ENV || launch->launcher == FSDP_LAUNCHER_TORCHRUN;
     const char *address = get(env, "MASTER_ADDR"), *port = get(env, "MASTER_PORT"), *nonce = get(env, "FSDP_NONCE");
+    bool named_here = nonce != NULL && launch->local_world == launch->world;
+    bool needed = launch->launcher == FSDP_LAUNCHER_ENV && !named_here;
     if (nonce != NULL && *nonce == '\0') return fsdp__launch_refuse(env, of, "FSDP_NONCE is empty");
     if (launch->world == 1) {
         name_job(env, launch);
         return FSDP_OK;
     }
     if (address == NULL && (needed || port != NULL))
-        return fsdp__launch_refuse(env, of, "%s without MASTER_ADDR: set it to the host of rank 0",
-                                   port != NULL ? "MASTER_PORT" : "RANK and WORLD_SIZE");
+        return fsdp__launch_refuse(env, of, "%s without MASTER_ADDR: set it to the host of rank 0%s",
+                                   port != NULL ? "MASTER_PORT" : "RANK and WORLD_SIZE",
+                                   port == NULL && launch->local_world == launch->world
+                                       ? ", or FSDP_NONCE to a text of this job's own, since all ranks are here"
+                                       : "");
     FSDP_TRY(choose_port(env, of, launch));
     if (address != NULL && launch->port == 0)
         return fsdp__launch_refuse(env, of, "MASTER_ADDR without MASTER_PORT: set it to a free port of rank 0's host");

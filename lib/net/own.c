@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The caller's own side channel as a side table. What a failed call leaves in `all` is the caller's function's. */
+/* The caller's own side channel as a side table. What a failed call leaves in `all` is the caller's function's. There is no
+ * hub to say who was first: ranks that fail at the same moment keep their own sentences. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>

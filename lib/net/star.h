@@ -7,7 +7,12 @@
  *  door    who comes says magic, version, job nonce, world and rank within a second or two; who does not is let go and
  *          harms nobody. A rank that is there already is asked to come again later: it may be the next context's.
  *  thread  each rank has one, asleep in poll(): it notices at once when the hub, or a rank, is gone; it answers for this
- *          rank's words while the host is busy elsewhere. */
+ *          rank's words while the host is busy elsewhere. A world of one has neither thread nor socket.
+ *  memory  all is taken at open, but for blobs above 64 bytes. A rank that gets none for such a call fails it on every rank
+ *          (NO_HOST_MEMORY), and the channel is good as before. At open it is the same, unless it is rank 0 that gets none:
+ *          then the others wait for their deadline.
+ *  leaving whoever closes says goodbye; that is no failure until a call needs it. Once rank 0 has left nobody passes anything
+ *          on: calls fail, and `fail` is heard on its own rank only. */
 #ifndef FSDP_LIB_NET_STAR_H
 #define FSDP_LIB_NET_STAR_H
 

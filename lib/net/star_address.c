@@ -33,11 +33,12 @@ void fsdp__errno_words(int error, char *text, size_t bytes)
 fsdp__place fsdp__place_of(const fsdp_launch *launch)
 {
     fsdp__place place;
-    const char *format = strchr(launch->address, ':') != NULL ? "[%s]:%u" : "%s:%u";
-    if (launch->address[0] == '@') snprintf(place.text, sizeof place.text, "%s", launch->address);
-    else if (launch->address[0] == '\0') snprintf(place.text, sizeof place.text, "port %u", launch->port);
-    else if (format[0] == '[') snprintf(place.text, sizeof place.text, "[%s]:%u", launch->address, launch->port);
-    else snprintf(place.text, sizeof place.text, "%s:%u", launch->address, launch->port);
+    char *text = place.text;
+    const size_t bytes = sizeof place.text;
+    if (launch->address[0] == '@') snprintf(text, bytes, "%s", launch->address);
+    else if (launch->address[0] == '\0') snprintf(text, bytes, "port %u", launch->port);
+    else if (strchr(launch->address, ':') != NULL) snprintf(text, bytes, "[%s]:%u", launch->address, launch->port);
+    else snprintf(text, bytes, "%s:%u", launch->address, launch->port);
     return place;
 }
 

@@ -14,8 +14,8 @@ static void give_room_back(fsdp__star *s, int turn)
     s->large_bytes[turn] = 0;
 }
 
-/* Room for the result; one that is too large for `base` is taken now. By turns: the hub's last result may still be on its way to
- * a slow rank, but then the one before has arrived everywhere, since everybody has come to the last call. */
+/* Room for the result; what is too large for `base` is taken now. By turns: the hub's last result may still be on its way to a
+ * slow rank, but then the one before has arrived everywhere, since everybody has come to the last call. */
 static void make_room(fsdp__star *s, fsdp__own_call *own)
 {
     int turn = (int)(own->number % 2);
@@ -72,7 +72,6 @@ static void leave(fsdp__star *s)
         fsdp__link_drop_bodies(hub);
         if (hub->body_left > 0 && hub->frame.kind == FSDP__FRAME_RESULT) hub->body = NULL;
     }
-    if (!s->failing) s->deadline_ns = 0; /* it was late, and came */
 }
 
 static fsdp_status finish(fsdp__star *s, void *all)

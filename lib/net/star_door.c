@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Rank 0's door: open until every rank has come. Whoever knocks gets a fixed buffer and a second or two; nobody in front of it can
- * make it wait, grow, or let the wrong one in. */
+/* Rank 0's door: open until every rank has come. Whoever knocks gets a fixed buffer and two seconds; nobody in front of it
+ * can make it wait, grow, or let the wrong one in. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -116,7 +116,7 @@ void fsdp__star_fail(fsdp__star *s, fsdp_status status, const char *sentence)
         else member_fails(s, status, sentence);
         /* An abort waits just so long that on a network that works check fails when this returns. */
         bool own_thread = s->has_thread && pthread_equal(s->thread, pthread_self());
-        uint64_t patience_ns = status == FSDP_ERR_ABORTED ? 20 * FSDP__MS : 2 * FSDP__ANSWER_NS;
+        uint64_t patience_ns = status == FSDP_ERR_ABORTED ? 20 * FSDP__MS : 3 * FSDP__ANSWER_NS;
         if (!own_thread) wait_until_published(s, fsdp__star_now() + patience_ns);
     }
     pthread_mutex_unlock(&s->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A member's way in. Whoever listens there may be the wrong one, or the right one at the wrong moment: until the deadline it tries
- * again, unless rank 0 itself says that it will never do. */
+/* A member's way in. Whoever listens there may be the wrong one, or the right one at the wrong moment: until the deadline it
+ * tries again, unless rank 0 itself says that it will never do. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

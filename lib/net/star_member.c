@@ -42,6 +42,13 @@ static void send_data(fsdp__star *s)
     fsdp__link_send(s, &s->links[0], frame, NULL, 0, own->blob);
 }
 
+static void call_is_done(fsdp__star *s, bool in_call)
+{
+    if (!in_call) return;
+    s->own.done = true;
+    if (!s->failing) s->deadline_ns = 0; /* it was late, and came */
+}
+
 void fsdp__member_takes(fsdp__star *s, fsdp__link *link, const fsdp__frame *frame, const unsigned char *payload)
 {
     fsdp__own_call *own = &s->own;
@@ -49,16 +56,22 @@ void fsdp__member_takes(fsdp__star *s, fsdp__link *link, const fsdp__frame *fram
     switch (frame->kind) {
     case FSDP__FRAME_GO: send_data(s); break;
     case FSDP__FRAME_REFUSED:
-        own->refused_rank = frame->extra;
-        own->refused_need = fsdp__get_u64(payload);
-        own->done = in_call;
+        if (in_call) {
+            own->refused_rank = frame->extra;
+            own->refused_need = fsdp__get_u64(payload);
+        }
+        call_is_done(s, in_call);
         break;
-    case FSDP__FRAME_RESULT: own->done = own->done || in_call; break;
+    case FSDP__FRAME_RESULT: call_is_done(s, in_call); break;
     case FSDP__FRAME_FAILED:
         s->composed[frame->bytes] = '\0';
         fsdp__star_publish(s, (fsdp_status)(int32_t)frame->extra, s->composed);
         break;
-    case FSDP__FRAME_ASK: s->asking = s->words_due = true; break;
+    case FSDP__FRAME_ASK:
+        s->asking = s->words_due = true;
+        /* The hub is at it: its sentence is worth more patience than silence is. */
+        if (s->deadline_ns != 0) s->deadline_ns = fsdp__star_now() + 2 * FSDP__ANSWER_NS;
+        break;
     default: /* BYE */
         link->closed = true;
         fsdp__link_close(link);

@@ -167,8 +167,8 @@ uint32_t fsdp__get_u32(const unsigned char *from);
 uint64_t fsdp__get_u64(const unsigned char *from);
 void fsdp__frame_put(unsigned char *to, const fsdp__frame *frame);
 fsdp__frame fsdp__frame_get(const unsigned char *from);
-/* frame.bytes of payload: first_bytes from first, copied, then the rest from body, which stays valid until it is sent. Sends what
- * goes without blocking. */
+/* frame.bytes of payload: first_bytes from first, copied, then the rest from body, which stays valid until it is sent.
+ * Sends what goes without blocking. */
 void fsdp__link_send(fsdp__star *s, fsdp__link *link, fsdp__frame frame, const void *first, size_t first_bytes,
                      const void *body);
 void fsdp__link_flush(fsdp__star *s, fsdp__link *link);
