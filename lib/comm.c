@@ -3,13 +3,16 @@
 
 #include "check.h"
 #include "context.h"
+#include "device.h"
 #include "hostmem.h"
+#include "order.h"
 #include "stream.h"
 #include "trace.h"
 
 struct fsdp_comm {
     fsdp_context *ctx;
     void *native;
+    uint32_t index;
 };
 
 fsdp_status fsdp__comm_open(fsdp_context *ctx, const fsdp_config *config, uint32_t index, fsdp_comm **out_comm)
@@ -17,6 +20,7 @@ fsdp_status fsdp__comm_open(fsdp_context *ctx, const fsdp_config *config, uint32
     fsdp_comm *comm = fsdp__host_alloc(&ctx->host, 1, sizeof *comm);
     if (comm == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "communicator %u: no host memory", index);
     comm->ctx = ctx;
+    comm->index = index;
     fsdp_comm_args args = {sizeof args, config->backend_config, ctx->dev,           &ctx->host,
                            index,       ctx->timeout_ns,        ctx->backend->side, ctx->side};
     fsdp_status status = ctx->backend->comm->open(&args, &comm->native);
@@ -56,7 +60,8 @@ static void fill_record(const fsdp_comm *comm, const fsdp_collective *c, fsdp_tr
     if (c->recv != NULL) r->access[r->n_accesses++] = (fsdp_trace_access){(uint64_t)(uintptr_t)c->recv, received, true};
 }
 
-fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective *list, uint32_t n)
+/* On the tape, and counted. */
+static void note(fsdp_comm *comm, const fsdp_stream *s, fsdp_collective *list, uint32_t n)
 {
     fsdp_context *ctx = comm->ctx;
     for (uint32_t i = 0; ctx->trace != NULL && i < n; i++) {
@@ -69,7 +74,20 @@ fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective 
         list[i].span = fsdp__trace_add(ctx->trace, &record);
     }
     ctx->counters.collectives += n;
-    fsdp_status status = ctx->backend->comm->enqueue(comm->native, s->native, list, n);
+}
+
+fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective *list, uint32_t n)
+{
+    fsdp_context *ctx = comm->ctx;
+    /* First: should this rank not come back from the next lines, the others are told where it is. */
+    fsdp__flight_add(&ctx->flight, comm->index, list, n, fsdp__point_of(s->slot, fsdp__epoch(s)),
+                     fsdp_context_now_ns(ctx));
+    fsdp_status status = ctx->debug & FSDP_DEBUG_ORDER ? fsdp__order_check(ctx, comm->index, n) : FSDP_OK;
+    if (status != FSDP_OK) return status;
+    note(comm, s, list, n);
+    status = ctx->backend->comm->enqueue(comm->native, s->native, list, n);
+    if (status == FSDP_OK || (status != FSDP_ERR_NO_HOST_MEMORY && ctx->debug & FSDP_DEBUG_SYNC)) return status;
+    fsdp__flight_take_back(&ctx->flight, comm->index, n);
     if (status != FSDP_ERR_NO_HOST_MEMORY) return status;
     ctx->counters.collectives -= n; /* it has not happened */
     for (uint32_t i = n; ctx->trace != NULL && i-- > 0;) fsdp__trace_take_back(ctx->trace, list[i].span);
@@ -100,7 +118,11 @@ static fsdp_status enqueue_caller(const char *call, fsdp_comm *comm, fsdp_collec
     fsdp__lock(comm->ctx);
     fsdp_status status = out_work != NULL ? fsdp__work_create(comm->ctx, &work) : FSDP_OK;
     if (status == FSDP_OK) status = fsdp__comm_enqueue(comm, s, c, 1);
-    if (status == FSDP_OK && work != NULL) status = fsdp__work_record(work, s);
+    if (status == FSDP_OK && work != NULL) {
+        status = fsdp__work_record(work, s);
+        /* Enqueued it is: without memory for its event it is waited for, and an event that was never recorded is done. */
+        if (status == FSDP_ERR_NO_HOST_MEMORY) status = fsdp__device_drain_host(s, comm->ctx->timeout_ns);
+    }
     fsdp__unlock(comm->ctx);
     if (status == FSDP_OK) {
         if (out_work != NULL) *out_work = work;

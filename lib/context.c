@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 #include "context.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+#include <time.h>
 
 #include "check.h"
 #include "comm.h"
 #include "device.h"
 #include "fsdp/host.h"
 #include "hostmem.h"
+#include "order.h"
 #include "side.h"
 #include "stream.h"
 
@@ -55,10 +59,26 @@ static void close_all(fsdp_context *ctx)
     if (ctx->side != NULL) ctx->backend->side->close(ctx->side);
     if (ctx->dev != NULL) ctx->backend->device->close(ctx->dev);
     pthread_cond_destroy(&ctx->drained);
+    pthread_mutex_destroy(&ctx->failing_lock);
     pthread_mutex_destroy(&ctx->comms_lock);
     pthread_mutex_destroy(&ctx->lock);
     fsdp_host_allocator host = ctx->host;
+    fsdp__host_strfree(&host, ctx->flight_path);
     fsdp__host_free(&host, ctx, 1, sizeof *ctx);
+}
+
+/* Its rank is known from here on. */
+static fsdp_status copy_flight_path(fsdp_context *ctx, const char *path)
+{
+    if (path == NULL) return FSDP_OK;
+    size_t bytes = strlen(path) + 32;
+    char *text = fsdp__host_alloc(&ctx->host, bytes, 1);
+    if (text == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_config.flight_path: no host memory");
+    snprintf(text, bytes, "%s.rank%u.json", path, ctx->rank);
+    ctx->flight_path = fsdp__host_strdup(&ctx->host, text);
+    fsdp__host_free(&ctx->host, text, bytes, 1);
+    return ctx->flight_path != NULL ? FSDP_OK
+                                    : fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_config.flight_path: no host memory");
 }
 
 static fsdp_status open_all(fsdp_context *ctx, const fsdp_config *config)
@@ -72,9 +92,11 @@ static fsdp_status open_all(fsdp_context *ctx, const fsdp_config *config)
                            .backend_config = config->backend_config,
                            .host = &ctx->host,
                            .timeout_ns = ctx->timeout_ns,
+                           .words = fsdp__order_words(ctx),
                            .failed = peers_failed,
                            .failed_arg = ctx};
     FSDP_TRY(ctx->backend->side->open(&side, &ctx->side, &ctx->rank, &ctx->world));
+    FSDP_TRY(copy_flight_path(ctx, config->flight_path));
     ctx->votes = fsdp__host_alloc(&ctx->host, ctx->world, FSDP__VOTE_BYTES);
     if (ctx->votes == NULL)
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_context_create: no host memory for votes of %u ranks",
@@ -87,15 +109,34 @@ static fsdp_status open_all(fsdp_context *ctx, const fsdp_config *config)
     return FSDP_OK;
 }
 
+/* A mutex that knows its owner, for fsdp__has_lock. */
+static void init_lock(pthread_mutex_t *lock)
+{
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ERRORCHECK);
+    pthread_mutex_init(lock, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+}
+
+bool fsdp__has_lock(fsdp_context *ctx)
+{
+    const struct timespec past = {0, 0}; /* nobody waits */
+    int answer = pthread_mutex_timedlock(&ctx->lock, &past);
+    if (answer == 0) pthread_mutex_unlock(&ctx->lock);
+    return answer == EDEADLK;
+}
+
 fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ctx)
 {
     FSDP_NEED(config);
     FSDP_NEED(out_ctx);
     fsdp_config c = FSDP_CONFIG_INIT;
     FSDP_TRY(fsdp__read_config("fsdp_config", &c, sizeof c, config, sizeof c));
-    if (c.debug & ~(uint32_t)(FSDP_DEBUG_SYNC | FSDP_DEBUG_POISON))
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.debug is 0x%x: only FSDP_DEBUG_SYNC and FSDP_DEBUG_POISON exist",
-                          c.debug);
+    if (c.debug & ~(uint32_t)(FSDP_DEBUG_SYNC | FSDP_DEBUG_POISON | FSDP_DEBUG_ORDER))
+        return fsdp__fail(
+            FSDP_ERR_ARG,
+            "fsdp_config.debug is 0x%x: only FSDP_DEBUG_SYNC, FSDP_DEBUG_POISON and FSDP_DEBUG_ORDER exist", c.debug);
     if (c.timeout_ns == 0)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.timeout_ns is 0: give a deadline in nanoseconds");
     fsdp_host_allocator host;
@@ -112,8 +153,9 @@ fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ct
     ctx->log = c.log;
     ctx->log_arg = c.log_arg;
     ctx->counters.size = sizeof ctx->counters;
-    pthread_mutex_init(&ctx->lock, NULL);
+    init_lock(&ctx->lock);
     pthread_mutex_init(&ctx->comms_lock, NULL);
+    pthread_mutex_init(&ctx->failing_lock, NULL);
     pthread_cond_init(&ctx->drained, NULL);
     fsdp_status status = open_all(ctx, &c);
     if (status != FSDP_OK) {
@@ -151,13 +193,76 @@ void fsdp_context_abort(fsdp_context *ctx, const char *reason)
     ctx->backend->device->abort(ctx->dev);
 }
 
+/* What stopped this rank's own device or communicators. The device first: one that breaks gives its collectives up, so that
+ * communicators only know that this rank did not come. */
+static fsdp_status check_own(fsdp_context *ctx)
+{
+    FSDP_TRY(ctx->backend->device->check(ctx->dev));
+    FSDP_TRY(fsdp__comm_check(ctx->comm));
+    return ctx->reduce_comm != ctx->comm ? fsdp__comm_check(ctx->reduce_comm) : FSDP_OK;
+}
+
+/* Give every rank this one's sentence, once. A second thread waits until it is everybody's. */
+static void tell_failure(fsdp_context *ctx, fsdp_status status, const char *sentence)
+{
+    pthread_mutex_lock(&ctx->failing_lock);
+    if (!ctx->told) ctx->backend->side->fail(ctx->side, status, sentence);
+    ctx->told = true;
+    pthread_mutex_unlock(&ctx->failing_lock);
+}
+
+/* The side channel's sentence is everybody's, with what each rank did last. But the rank whose device failed knows better
+ * than its peers, who only miss it. */
+static fsdp_status check_peers(fsdp_context *ctx)
+{
+    fsdp_status status = ctx->backend->side->check(ctx->side);
+    if (status != FSDP_ERR_MISMATCH && status != FSDP_ERR_RANK_LOST) return status;
+    if (ctx->backend->device->check(ctx->dev) == FSDP_ERR_DEVICE) return FSDP_ERR_DEVICE;
+    return ctx->backend->side->check(ctx->side);
+}
+
+/* With the sentence in fsdp_last_error(), which stays. */
+static void write_flight_file(fsdp_context *ctx, fsdp_status status)
+{
+    bool between_ranks = status == FSDP_ERR_MISMATCH || status == FSDP_ERR_RANK_LOST || status == FSDP_ERR_ABORTED;
+    if (!between_ranks || ctx->flight_path == NULL || atomic_load(&ctx->comparing)) return;
+    if (atomic_exchange(&ctx->flight_written, true)) return;
+    char sentence[FSDP__ERROR_BYTES];
+    snprintf(sentence, sizeof sentence, "%s", fsdp_last_error());
+    if (fsdp__flight_write(ctx, ctx->flight_path, status, sentence) != FSDP_OK)
+        fsdp__log(ctx, "the flight recorder is lost: %s", fsdp_last_error());
+    FSDP_IGNORE(fsdp__fail(status, "%s", sentence));
+}
+
+/* The side channel first: an abort says who and why, while communicator and device only know that they stopped. */
+fsdp_status fsdp__context_peek(fsdp_context *ctx)
+{
+    FSDP_TRY(check_peers(ctx));
+    FSDP_TRY(check_own(ctx));
+    return FSDP_OK;
+}
+
 fsdp_status fsdp__context_check(fsdp_context *ctx)
 {
-    /* The side channel first: an abort says who and why, while communicator and device only know that they stopped. */
-    FSDP_TRY(ctx->backend->side->check(ctx->side));
-    FSDP_TRY(fsdp__comm_check(ctx->comm));
-    if (ctx->reduce_comm != ctx->comm) FSDP_TRY(fsdp__comm_check(ctx->reduce_comm));
-    return ctx->backend->device->check(ctx->dev);
+    fsdp_status status = check_peers(ctx);
+    if (status == FSDP_OK) {
+        status = check_own(ctx);
+        if (status == FSDP_OK) return FSDP_OK;
+        if (status == FSDP_ERR_MISMATCH || status == FSDP_ERR_RANK_LOST) {
+            char sentence[FSDP__SENTENCE_BYTES];
+            snprintf(sentence, sizeof sentence, "%s", fsdp_last_error());
+            tell_failure(ctx, status, sentence);
+        }
+        status = fsdp__context_peek(ctx); /* the peers may also have stopped them a moment ago */
+    }
+    write_flight_file(ctx, status);
+    return status;
+}
+
+fsdp_status fsdp__context_fail_all(fsdp_context *ctx, fsdp_status status, const char *sentence)
+{
+    tell_failure(ctx, status, sentence);
+    return fsdp__context_explain(ctx, fsdp__fail(status, "%s", sentence));
 }
 
 fsdp_status fsdp__context_explain(fsdp_context *ctx, fsdp_status status)

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "clock.h"
+#include "flight.h"
 #include "fsdp/alloc.h"
 #include "fsdp/backend.h"
 #include "fsdp/comm.h"
@@ -29,7 +30,7 @@ struct fsdp_context {
     void *log_arg;
 
     /* One lock over clocks, allocators and the tape: hooks take it once, the allocator's callers on other threads too. */
-    pthread_mutex_t lock;
+    pthread_mutex_t lock;   /* it knows who holds it */
     pthread_cond_t drained; /* some stream's n_drains has come down */
     fsdp__clocks clocks;
     fsdp_counters counters;
@@ -44,10 +45,25 @@ struct fsdp_context {
     uint64_t n_device_frees;
     uint32_t n_children; /* models, allocators, streams, events, works, traces, pinned pieces: the caller's that live */
     atomic_int aborted;
+
+    fsdp__flight flight;
+    char *flight_path;          /* of the file, with rank and end; NULL: none is wanted */
+    atomic_bool flight_written; /* or tried */
+    atomic_bool comparing;      /* FSDP_DEBUG_ORDER: a group is on the recorder that may not be enqueued: no file yet */
+    pthread_mutex_t failing_lock; /* over: */
+    bool told;                    /* the side channel knows of this rank's failure */
+    /* A group that was compared and then found no host memory: asked again, it is not compared again. */
+    uint64_t compared_number[FSDP__N_COMMS], compared_hash[FSDP__N_COMMS];
 };
 
-/* FSDP_OK, or the device's, communicators' or peers' first error. Cheap: every enqueue asks. */
+/* FSDP_OK, or the device's, communicators' or peers' first error. Cheap: every enqueue asks. The first call that sees a
+ * failure between ranks tells it to all of them, which takes half a second at most, and writes the flight file. With the
+ * context's lock held or without it. */
 fsdp_status fsdp__context_check(fsdp_context *ctx);
+/* The same answer, and nothing else happens. */
+fsdp_status fsdp__context_peek(fsdp_context *ctx);
+/* This rank has found what makes going on impossible: every rank's context fails with it. Returns the whole sentence. */
+fsdp_status fsdp__context_fail_all(fsdp_context *ctx, fsdp_status status, const char *sentence);
 /* status, or what stopped the context if something did: an abort's own sentence says who and why, while the operation that
  * it met only knows that it was stopped. */
 fsdp_status fsdp__context_explain(fsdp_context *ctx, fsdp_status status);
@@ -58,5 +74,7 @@ void fsdp__log(fsdp_context *ctx, const char *format, ...) __attribute__((format
 
 static inline void fsdp__lock(fsdp_context *ctx) { pthread_mutex_lock(&ctx->lock); }
 static inline void fsdp__unlock(fsdp_context *ctx) { pthread_mutex_unlock(&ctx->lock); }
+/* Does the calling thread hold it? */
+bool fsdp__has_lock(fsdp_context *ctx);
 
 #endif

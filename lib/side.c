@@ -5,17 +5,29 @@
 #include <string.h>
 
 #include "check.h"
-#include "hash.h"
 #include "hostmem.h"
+#include "order.h"
 
 enum { MAX_BROADCAST_BYTES = 1 << 20, MAX_SUMS_HOST = 64 };
 
+static void count_wait(fsdp_context *ctx)
+{
+    bool held = fsdp__has_lock(ctx);
+    if (!held) fsdp__lock(ctx);
+    ctx->counters.host_waits++;
+    if (!held) fsdp__unlock(ctx);
+}
+
+/* A channel that has failed says more than the call that met it. */
+static fsdp_status explain(fsdp_context *ctx, fsdp_status status)
+{
+    return status == FSDP_OK ? FSDP_OK : fsdp__context_explain(ctx, status);
+}
+
 fsdp_status fsdp__side_all_gather(fsdp_context *ctx, const void *mine, void *all, size_t bytes)
 {
-    fsdp__lock(ctx);
-    ctx->counters.host_waits++;
-    fsdp__unlock(ctx);
-    return ctx->backend->side->all_gather(ctx->side, mine, all, bytes, ctx->timeout_ns);
+    count_wait(ctx);
+    return explain(ctx, ctx->backend->side->all_gather(ctx->side, mine, all, bytes, ctx->timeout_ns));
 }
 
 fsdp_status fsdp__side_text(fsdp_context *ctx, uint32_t root, const char *mine, char *out_text)
@@ -32,19 +44,19 @@ fsdp_status fsdp__side_text(fsdp_context *ctx, uint32_t root, const char *mine, 
 
 fsdp_status fsdp__side_agree(fsdp_context *ctx, const char *what)
 {
-    uint64_t mine[FSDP__VOTE_BYTES / sizeof(uint64_t)] = {fsdp__hash_text(what), strlen(what)};
-    fsdp_status status = fsdp__side_all_gather(ctx, mine, ctx->votes, FSDP__VOTE_BYTES);
-    if (status != FSDP_OK) return fsdp__fail(status, "%s: %s", what, fsdp_last_error());
-    uint32_t r = 1;
-    while (r < ctx->world && memcmp(ctx->votes, ctx->votes + (size_t)r * FSDP__VOTE_BYTES, FSDP__VOTE_BYTES) == 0) r++;
-    if (r >= ctx->world) return FSDP_OK;
-    char first[FSDP__SIDE_TEXT_BYTES], second[FSDP__SIDE_TEXT_BYTES];
-    FSDP_TRY(fsdp__side_text(ctx, 0, what, first));
-    FSDP_TRY(fsdp__side_text(ctx, r, what, second));
-    return fsdp__fail(FSDP_ERR_MISMATCH,
-                      "ranks called different things: rank 0 %s; rank %u %s. Nothing was done: make the same call on "
-                      "every rank",
-                      first, r, second);
+    fsdp__lock(ctx);
+    fsdp__flight_host_begin(&ctx->flight, what, fsdp_context_now_ns(ctx));
+    fsdp__unlock(ctx);
+    fsdp_status status = fsdp__order_agree(ctx, what);
+    return status == FSDP_OK ? FSDP_OK : fsdp__side_end(ctx, status);
+}
+
+fsdp_status fsdp__side_end(fsdp_context *ctx, fsdp_status status)
+{
+    fsdp__lock(ctx);
+    fsdp__flight_host_end(&ctx->flight);
+    fsdp__unlock(ctx);
+    return status;
 }
 
 fsdp_status fsdp__side_vote(fsdp_context *ctx, fsdp_status mine, const char *what)
@@ -90,14 +102,15 @@ fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n)
     char what[64];
     snprintf(what, sizeof what, "fsdp_sum_host of %u", n);
     FSDP_TRY(fsdp__side_agree(ctx, what));
-    return sum_agreed(ctx, values, n);
+    return fsdp__side_end(ctx, sum_agreed(ctx, values, n));
 }
 
 fsdp_status fsdp_barrier_host(fsdp_context *ctx)
 {
     FSDP_NEED(ctx);
     FSDP_TRY(fsdp__context_check(ctx));
-    return fsdp__side_agree(ctx, "fsdp_barrier_host");
+    FSDP_TRY(fsdp__side_agree(ctx, "fsdp_barrier_host"));
+    return fsdp__side_end(ctx, FSDP_OK);
 }
 
 fsdp_status fsdp_broadcast_host(fsdp_context *ctx, void *data, size_t bytes, uint32_t root)
@@ -112,8 +125,7 @@ fsdp_status fsdp_broadcast_host(fsdp_context *ctx, void *data, size_t bytes, uin
     char what[96];
     snprintf(what, sizeof what, "fsdp_broadcast_host of %zu bytes from rank %u", bytes, root);
     FSDP_TRY(fsdp__side_agree(ctx, what));
-    fsdp__lock(ctx);
-    ctx->counters.host_waits++;
-    fsdp__unlock(ctx);
-    return ctx->backend->side->broadcast(ctx->side, data, bytes, root, ctx->timeout_ns);
+    count_wait(ctx);
+    return fsdp__side_end(ctx,
+                          explain(ctx, ctx->backend->side->broadcast(ctx->side, data, bytes, root, ctx->timeout_ns)));
 }

@@ -96,7 +96,8 @@ static fsdp_status step_result(fsdp_adamw *opt, const fsdp_adamw_args *args)
                                .count = FSDP__PART_FLOATS,
                                .send = part,
                                .recv = total,
-                               .label = "norm"};
+                               .label = "norm",
+                               .pass = "UPDATE"};
         FSDP_TRY(fsdp__comm_enqueue(ctx->reduce_comm, lane, &sum, 1));
     }
     uint64_t step = model->n_updates + 1, slot = step % FSDP_REPORT_RING;

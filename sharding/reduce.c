@@ -114,7 +114,8 @@ static fsdp_status cast_and_list(fsdp_unit *unit, fsdp_stream *lane, fsdp_collec
                                     .count = group->shard_elems,
                                     .send = send,
                                     .recv = land[n].at,
-                                    .label = unit->name};
+                                    .label = unit->name,
+                                    .pass = model->pass->name};
         n++;
     }
     *out_n = n;

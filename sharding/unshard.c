@@ -131,7 +131,7 @@ static fsdp_status take_buffer(fsdp_unit *unit, uint64_t planned, bool needed_no
     return FSDP_OK;
 }
 
-static fsdp_status enqueue_gather(fsdp_unit *unit)
+static fsdp_status enqueue_gather(fsdp_unit *unit, const fsdp__pass *pass)
 {
     fsdp_context *ctx = unit->model->ctx;
     fsdp_stream *lane = ctx->lanes[FSDP_LANE_GATHER];
@@ -155,12 +155,14 @@ static fsdp_status enqueue_gather(fsdp_unit *unit)
                                       .count = group->shard_elems,
                                       .send = cast ? slot : group->master,
                                       .recv = full,
-                                      .label = unit->name};
+                                      .label = unit->name,
+                                      .pass = pass->name};
     }
     return ctx->world > 1 && n > 0 ? fsdp__comm_enqueue(ctx->comm, lane, list, n) : FSDP_OK;
 }
 
-static fsdp_status gather(fsdp_unit *unit, uint64_t planned, bool needed_now)
+/* pass: that it is for. */
+static fsdp_status gather(fsdp_unit *unit, const fsdp__pass *pass, uint64_t planned, bool needed_now)
 {
     fsdp_model *model = unit->model;
     fsdp_stream *lane = model->ctx->lanes[FSDP_LANE_GATHER];
@@ -175,7 +177,7 @@ static fsdp_status gather(fsdp_unit *unit, uint64_t planned, bool needed_now)
     fsdp__need_write(&need, &unit->full_edges); /* a held buffer that is written again */
     fsdp_status status = fsdp__wait_need(lane, &need);
     if (status == FSDP_OK) {
-        status = enqueue_gather(unit);
+        status = enqueue_gather(unit, pass);
         fsdp__note_read(&unit->master_edges, lane);
         fsdp__note_write(&unit->full_edges, lane);
     }
@@ -187,14 +189,23 @@ static fsdp_status gather(fsdp_unit *unit, uint64_t planned, bool needed_now)
     return fsdp__model_fail(model, status);
 }
 
-fsdp_status fsdp__gather_now(fsdp_unit *unit, uint64_t planned) { return gather(unit, planned, true); }
+fsdp_status fsdp__gather_now(fsdp_unit *unit, uint64_t planned)
+{
+    return gather(unit, unit->model->pass, planned, true);
+}
+
+/* The pass that a visit of the cursor is of. */
+static const fsdp__pass *pass_of(const fsdp_model *model, const fsdp__visit *visit)
+{
+    const fsdp__pass *pass = model->pass;
+    return pass == NULL || visit < pass->visits || visit >= pass->visits + pass->n ? model->next : pass;
+}
 
 static uint64_t planned_offset(const fsdp_model *model, const fsdp__visit *visit)
 {
     const fsdp_unit *unit = model->units[visit->unit];
     if (fsdp__unit_held(unit)) return unit->full_place;
-    const fsdp__pass *pass = model->pass;
-    if (pass == NULL || visit < pass->visits || visit >= pass->visits + pass->n) pass = model->next;
+    const fsdp__pass *pass = pass_of(model, visit);
     return pass->full_offset[visit - pass->visits];
 }
 
@@ -205,7 +216,7 @@ fsdp_status fsdp__gather_ahead(fsdp_model *model)
     while ((visit = fsdp__schedule_ahead(&model->schedule, &model->cursor, &ahead)) != NULL) {
         fsdp_unit *unit = model->units[visit->unit];
         if (fsdp__is_gathered(unit)) continue;
-        FSDP_TRY(gather(unit, planned_offset(model, visit), false));
+        FSDP_TRY(gather(unit, pass_of(model, visit), planned_offset(model, visit), false));
         if (!fsdp__is_gathered(unit)) return FSDP_OK; /* no room: a later one must not take what this one waits for */
     }
     const fsdp__visit *after = fsdp__schedule_visit(&model->cursor, ahead.position);

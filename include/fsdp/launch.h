@@ -52,9 +52,10 @@ typedef struct fsdp_launch {
  *  Where no launcher but RANK and WORLD_SIZE says which ranks share a machine, LOCAL_RANK and LOCAL_WORLD_SIZE must; they may
  *  be left out where MASTER_ADDR is a loopback address (all ranks are here).
  *
- *  address, port  MASTER_ADDR and MASTER_PORT + 1, with any launcher; needed by torchrun, and by RANK unless FSDP_NONCE names the
- *                 job and all its ranks are here. Else, all ranks on one machine: a Unix socket "@fsdp-<user>-<nonce>"; Slurm: the step's first node and a port from 20000 to 29999
- *                 that job and step give; mpirun over several machines: "" (the MPI backend needs none).
+ *  address, port  MASTER_ADDR and MASTER_PORT + 1, with any launcher; needed by torchrun, and by RANK unless FSDP_NONCE names
+ *                 the job and all its ranks are here. Else, all ranks on one machine: a Unix socket "@fsdp-<user>-<nonce>";
+ *                 Slurm: the step's first node and a port from 20000 to 29999 that job and step give; mpirun over several
+ *                 machines: "" (the MPI backend needs none).
  *                 In a world of one: "" and 0.
  *  nonce          from the launcher's own name of this job and its attempt, the world and the port.
  *

@@ -59,6 +59,7 @@ typedef struct fsdp__point {
     struct fsdp__point *next_made, *next_free;
     uint32_t refs; /* its event, its record in the queue, its waiters */
     bool reached;
+    bool skipped; /* reached because the device has failed: what came before it may not have run */
     pthread_cond_t cond;
 } fsdp__point;
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* The host backend's config, checked once for all three of its tables. */
 #include "check.h"
 #include "host.h"
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Time, and sleeping until a word changes, in this process or between two. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>

@@ -53,6 +53,7 @@ static void run_record(fsdp__host_device *dev, const fsdp__item *item)
 {
     if (!has_failed(dev) && item->span != NULL) item->span->start_ns = item->span->end_ns = fsdp__host_now_ns();
     item->u.point->reached = true;
+    item->u.point->skipped = has_failed(dev);
     pthread_cond_broadcast(&item->u.point->cond);
     fsdp__point_release(dev, item->u.point);
 }
