@@ -101,6 +101,7 @@ typedef struct fsdp__pass {
     bool backward;         /* has BACKWARD visits: an update follows its last micro-step */
     uint64_t *full_offset; /* of each visit that is not held's, in the gather range */
     uint64_t *grad_offset; /* of each BACKWARD visit without bytes of its own, in the grad range */
+    uint32_t *closing;     /* all windows in the order in which the plan closes them, as visits; idle.c */
 } fsdp__pass;
 
 /* Every byte, before any is taken. */

@@ -13,8 +13,21 @@ static void fini_pass(const fsdp_host_allocator *host, fsdp__pass *pass)
     fsdp__host_free(host, pass->visits, pass->n, sizeof *pass->visits);
     fsdp__host_free(host, pass->full_offset, pass->n, sizeof *pass->full_offset);
     fsdp__host_free(host, pass->grad_offset, pass->n, sizeof *pass->grad_offset);
-    pass->given = NULL, pass->visits = NULL, pass->full_offset = NULL, pass->grad_offset = NULL;
+    fsdp__host_free(host, pass->closing, pass->n, sizeof *pass->closing);
+    pass->given = NULL, pass->visits = NULL, pass->full_offset = NULL, pass->grad_offset = NULL, pass->closing = NULL;
     pass->n = 0;
+}
+
+/* Windows by the visit after which they close, and of those that close after the same one the innermost first. A counting sort;
+ * the counts live in offsets that the plan has not written yet. */
+static void sort_closing(fsdp__pass *pass)
+{
+    uint64_t *begin = pass->full_offset; /* of those that close after visit i, among all */
+    for (uint32_t i = 0; i < pass->n; i++)
+        if (pass->visits[i].until + 1 < pass->n) begin[pass->visits[i].until + 1]++;
+    for (uint32_t i = 1; i < pass->n; i++) begin[i] += begin[i - 1];
+    for (uint32_t i = pass->n; i-- > 0;) pass->closing[begin[pass->visits[i].until]++] = i;
+    memset(begin, 0, pass->n * sizeof *begin);
 }
 
 /* pass: its name is set, nothing else. visits are copied. */
@@ -26,7 +39,9 @@ static fsdp_status init_pass(const fsdp_host_allocator *host, fsdp__pass *pass, 
     pass->visits = fsdp__host_alloc(host, n, sizeof *pass->visits);
     pass->full_offset = fsdp__host_alloc(host, n, sizeof *pass->full_offset);
     pass->grad_offset = fsdp__host_alloc(host, n, sizeof *pass->grad_offset);
-    if (pass->given == NULL || pass->visits == NULL || pass->full_offset == NULL || pass->grad_offset == NULL) {
+    pass->closing = fsdp__host_alloc(host, n, sizeof *pass->closing);
+    if (pass->given == NULL || pass->visits == NULL || pass->full_offset == NULL || pass->grad_offset == NULL ||
+        pass->closing == NULL) {
         fini_pass(host, pass);
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "pass %s of %u visits: no host memory", pass->name, n);
     }
@@ -36,6 +51,7 @@ static fsdp_status init_pass(const fsdp_host_allocator *host, fsdp__pass *pass, 
             (fsdp__visit){visits[i].unit->index, visits[i].until > (int32_t)i ? (uint32_t)visits[i].until : i};
         pass->backward |= visits[i].use == FSDP_USE_BACKWARD;
     }
+    sort_closing(pass);
     return FSDP_OK;
 }
 

@@ -247,7 +247,8 @@ static fsdp_status warm_up(fsdp_model *model)
     status = fsdp__device_drain_host(ctx->lanes[FSDP_LANE_GATHER], ctx->timeout_ns);
     if (status == FSDP_OK) status = fsdp__device_drain_host(ctx->lanes[FSDP_LANE_REDUCE], ctx->timeout_ns);
     fsdp__unlock(ctx);
-    return status == FSDP_OK ? status : fsdp__context_explain(ctx, status);
+    if (status != FSDP_OK) status = fsdp__context_explain(ctx, status);
+    return fsdp__side_vote(ctx, status, "fsdp_model_seal"); /* one rank may have waited its time out, and others not */
 }
 
 static fsdp_status take_and_vote(fsdp_model *model)
@@ -281,6 +282,13 @@ static void warn_of_budget(const fsdp_model *model)
     }
 }
 
+static fsdp_status seal_agreed(fsdp_model *model)
+{
+    FSDP_TRY(fsdp__side_vote(model->ctx, fsdp__plan_build(model), "fsdp_model_seal"));
+    FSDP_TRY(compare(model));
+    return take_and_vote(model);
+}
+
 fsdp_status fsdp_model_seal(fsdp_model *model)
 {
     FSDP_TRY(fsdp__model_check(__func__, model));
@@ -288,9 +296,7 @@ fsdp_status fsdp_model_seal(fsdp_model *model)
     if (model->phase != FSDP__OPEN)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_model_seal: model %s is sealed already", model->name);
     FSDP_TRY(fsdp__side_agree(ctx, "fsdp_model_seal"));
-    FSDP_TRY(fsdp__side_vote(ctx, fsdp__plan_build(model), "fsdp_model_seal"));
-    FSDP_TRY(compare(model));
-    FSDP_TRY(take_and_vote(model));
+    FSDP_TRY(fsdp__side_end(ctx, seal_agreed(model)));
     model->phase = FSDP__IDLE;
     warn_of_budget(model);
     return FSDP_OK;

@@ -142,6 +142,10 @@ static fsdp_status upload_tables(fsdp_model *model, fsdp_stream *s)
                          .u.copy = {(char *)model->scratch + plan->table_offset, tables, bytes}};
     fsdp_status status = fsdp__launch(s, &op, "tables");
     fsdp_status drained = fsdp__device_drain_host(s, model->ctx->timeout_ns);
+    if (drained == FSDP_ERR_TIMEOUT) { /* the tables go: nothing may read them any more */
+        fsdp_status ended = fsdp__device_drain_host(s, UINT64_MAX);
+        if (ended != FSDP_OK) drained = ended;
+    }
     fsdp__host_free(host, tables, bytes, 1);
     return status != FSDP_OK ? status : drained;
 }

@@ -255,7 +255,8 @@ static fsdp_status start_round(const fsdp_param *param, const column *col, uint6
 }
 
 /* In rounds: every rank sends its next st->elems over the side channel while the device reads those after them, and
- * everybody puts all of them where they belong. */
+ * everybody puts all of them where they belong. Each round is voted on: who cannot read its part must not leave the others
+ * in a gather, whose place this rank's next call would take. */
 static fsdp_status collect(fsdp_param *param, fsdp_value value, const column *col, char *dst, fsdp_dtype dtype,
                            stage *st, char *all)
 {
@@ -263,10 +264,12 @@ static fsdp_status collect(fsdp_param *param, fsdp_value value, const column *co
     size_t each = fsdp_dtype_bytes(col->dtype), dst_each = fsdp_dtype_bytes(dtype);
     fsdp_dtype compute = param->unit->groups[param->group].compute_dtype;
     uint64_t chunk = st->elems, longest = longest_part(param);
-    if (longest > 0) FSDP_TRY(start_round(param, col, 0, st, 0));
+    fsdp_status status = longest > 0 ? start_round(param, col, 0, st, 0) : FSDP_OK;
     for (uint64_t done = 0, i = 0; done < longest; done += chunk, i ^= 1) {
-        if (done + chunk < longest) FSDP_TRY(start_round(param, col, done + chunk, st, (uint32_t)i ^ 1));
-        FSDP_TRY(wait_copy(st, (uint32_t)i));
+        if (status == FSDP_OK && done + chunk < longest)
+            status = start_round(param, col, done + chunk, st, (uint32_t)i ^ 1);
+        if (status == FSDP_OK) status = wait_copy(st, (uint32_t)i);
+        FSDP_TRY(fsdp__side_vote(ctx, status, "fsdp_param_get"));
         FSDP_TRY(fsdp__side_all_gather(ctx, st->piece[i], all, chunk * each));
         for (uint32_t r = 0; dst != NULL && r < ctx->world; r++) {
             uint64_t begin, at, n = round_range(param, r, done, chunk, &begin, &at);
@@ -307,7 +310,7 @@ fsdp_status fsdp_param_get(fsdp_param *param, fsdp_value value, void *dst, fsdp_
     status = fsdp__side_vote(ctx, status, "fsdp_param_get");
     if (status == FSDP_OK) status = collect(param, value, &col, dst, dtype, &st, all);
     fsdp__host_free(&ctx->host, all, ctx->world * chunk, sizeof(float));
-    return close_stage(&st, status);
+    return fsdp__side_end(ctx, close_stage(&st, status));
 }
 
 /* Every element contributes mix(parameter, its index, its bits) to a sum, so neither order nor owner matters. */
@@ -360,7 +363,7 @@ fsdp_status fsdp_model_hash(fsdp_model *model, uint64_t *out_hash)
     if (status == FSDP_OK) status = fsdp__side_all_gather(ctx, &hash, all, sizeof hash);
     for (uint32_t r = 0; status == FSDP_OK && r < ctx->world; r++) sum += all[r];
     fsdp__host_free(&ctx->host, all, ctx->world, sizeof *all);
-    FSDP_TRY(close_stage(&st, status));
+    FSDP_TRY(fsdp__side_end(ctx, close_stage(&st, status)));
     *out_hash = sum;
     return FSDP_OK;
 }

@@ -64,6 +64,17 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_backward_end(fsdp_unit *unit, fsdp_stre
 /** A second compute stream uses the open unit too: @p other waits until it is gathered; the end hook waits for @p other. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_unit_use(fsdp_unit *unit, fsdp_stream *other);
 
+/** A whole micro-step of a rank that has no data for it: pass_begin, the pass's hooks in its order, pass_end, with gradients
+ *  of zero and no compute, so that the ranks that have data, and make the same micro-step by that order, wait for nobody:
+ *  windows that close behind the same visit close innermost first. Leaves behind what fsdp_pass_end leaves.
+ *  The step is the one in which this rank's gradients and sums are zero; with ACCUMULATE_KEEP_FULL, those of its earlier
+ *  micro-steps stay. The mean of the optimizer is over ranks, this one too. For the mean over samples: kernels leave the
+ *  sum over this rank's samples, grad_sum is set, and grad_scale is 1 / the samples of all ranks and micro-steps, known
+ *  from the data or from fsdp_sum_host; fsdp_step_sum of losses and of counts gives both in the report.
+ *  Stream: enqueues on @p stream as the hooks do; never blocks. Ranks: collective, with the others' hooks.
+ *  Errors: as fsdp_pass_begin, and nothing has begun; any later one leaves the model FAILED. */
+FSDP_API FSDP_NODISCARD fsdp_status fsdp_pass_idle(fsdp_model *model, const fsdp_pass_args *args, fsdp_stream *stream);
+
 /* ---- The update bracket: around whatever writes shards. fsdp_adamw_step brings its own. ---- */
 
 /** @p stream waits for reductions, and for gathers that still read the shards. Without new gradients,
