@@ -31,18 +31,32 @@ missing_packages() {
     { has pkg-config && pkg-config --exists jemalloc; } || echo libjemalloc-dev
 }
 
+# Launchers that tests start; without one, its tests are skipped. Elsewhere than on Debian, mpirun is one MPI's or the other's.
+missing_launchers() {
+    . tests/launch/run_under.sh
+    has mpirun.openmpi || have_launcher open_mpi >/dev/null || echo openmpi-bin
+    has mpirun.mpich || have_launcher mpich >/dev/null || echo mpich
+    python3 -c 'import ensurepip, venv' 2>/dev/null || have_launcher torchrun >/dev/null 2>&1 || echo python3-venv
+    # What fsdp::mpi and its tests are built with.
+    { has pkg-config && pkg-config --exists ompi-c; } || echo libopenmpi-dev
+    { has pkg-config && pkg-config --exists mpich; } || echo libmpich-dev
+}
+
 install_missing() {
-    local packages line
-    packages=$(missing_packages | tr '\n' ' ')
+    local packages line needed
+    needed=$(missing_packages | tr '\n' ' ')
+    packages=$needed$(missing_launchers | tr '\n' ' ')
     packages=${packages% }
     [ -n "$packages" ] || return 0
     line="apt-get update && apt-get install -y --no-install-recommends $packages"
     if has apt-get && [ "$(id -u)" = 0 ]; then
         echo "+ $line"
-        DEBIAN_FRONTEND=noninteractive bash -c "${line//apt-get/apt-get -qq}" </dev/null >/dev/null
+        DEBIAN_FRONTEND=noninteractive bash -c "${line//apt-get/apt-get -qq}" </dev/null >/dev/null || [ -z "$needed" ]
     elif has apt-get && [ "$install" = 1 ] && has sudo; then
         echo "+ sudo sh -c '$line'"
-        sudo DEBIAN_FRONTEND=noninteractive sh -c "${line//apt-get/apt-get -qq}" >/dev/null
+        sudo DEBIAN_FRONTEND=noninteractive sh -c "${line//apt-get/apt-get -qq}" >/dev/null || [ -z "$needed" ]
+    elif [ -z "$needed" ]; then
+        echo "not installed: $packages; its tests are skipped"
     else
         echo "missing: $packages. Type this, or call $0 --install:"
         echo "    sudo sh -c '$line'"
@@ -114,6 +128,10 @@ valgrind_tests=(test_trace test_clock test_tree test_sim_device test_sim_conform
 no_aslr=()
 
 install_missing
+if ! tests/launch/torchrun.sh --find >/dev/null 2>&1; then
+    echo "+ tests/launch/torchrun.sh --install"
+    tests/launch/torchrun.sh --install >/dev/null || true # it says why
+fi
 if ! has make && has ninja; then export CMAKE_GENERATOR=Ninja; fi
 run_preset host
 if [ "$sanitize" = 1 ]; then

@@ -16,8 +16,8 @@ declared_by() { # declared_by HEADER…
     sed -E 's/__attribute__ *\(\((format|warn_unused)[^()]*(\([^()]*\))?[^()]*\)\)//g' |
     grep -E '\bfsdp_[a-z0-9_]+ *\([^*]' || true
 }
-own=("$root"/include/fsdp/jemalloc.h) # of libraries beside libfsdp
-mapfile -t main < <(printf '%s\n' "$root"/include/fsdp/*.h | grep -vxF "${own[@]}")
+own=("$root"/include/fsdp/{jemalloc,mpi}.h) # of libraries beside libfsdp
+mapfile -t main < <(printf '%s\n' "$root"/include/fsdp/*.h | grep -vxFf <(printf '%s\n' "${own[@]}"))
 declared_by "${main[@]}" >"$folder/declarations"
 if [ -n "$only" ]; then
     mv "$folder/declarations" "$folder/of_main"

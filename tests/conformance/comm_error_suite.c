@@ -35,8 +35,6 @@ static void assert_says(const char *sentence, const char *part)
 
 /* ---- Mismatch ---- */
 
-static float buffer[1024];
-
 typedef struct mismatch {
     fsdp_collective usual[2], odd[2]; /* the last rank's */
     uint32_t n_usual, n_odd;
@@ -44,8 +42,8 @@ typedef struct mismatch {
 } mismatch;
 
 /* clang-format off */
-#define CALL(kind_, count_, dtype_, root_, label_)                                                                      \
-    {.kind = (kind_), .dtype = (dtype_), .count = (count_), .send = buffer, .recv = buffer, .root = (root_), .label = (label_)}
+#define CALL(kind_, count_, dtype_, root_, label_) /* of rank_memory */ \
+    {.kind = (kind_), .dtype = (dtype_), .count = (count_), .root = (root_), .label = (label_)}
 #define GATHER(label_, count_, dtype_) CALL(FSDP_OPERATION_ALL_GATHER, count_, dtype_, 0, label_)
 #define REDUCE(label_, count_, dtype_) CALL(FSDP_OPERATION_ALL_REDUCE, count_, dtype_, 0, label_)
 #define BROADCAST(label_, root_) CALL(FSDP_OPERATION_BROADCAST, 4, FSDP_DTYPE_FP32, root_, label_)
@@ -109,8 +107,11 @@ static void call_different_things(member *r)
     fsdp_collective first = {.kind = FSDP_OPERATION_BARRIER, .dtype = FSDP_DTYPE_FP32, .label = "first"};
     EXPECT_OK(enqueue(r, 0, 0, first));
     meet(r);
-    fsdp_status status =
-        r->comms->enqueue(r->comm[0], r->stream[1], odd ? m->odd : m->usual, odd ? m->n_odd : m->n_usual);
+    fsdp_collective list[2];
+    uint32_t n = odd ? m->n_odd : m->n_usual;
+    memcpy(list, odd ? m->odd : m->usual, sizeof list);
+    EXPECT_OK(rank_memory(r, list, n));
+    fsdp_status status = r->comms->enqueue(r->comm[0], r->stream[1], list, n);
     EXPECT(status == FSDP_OK || status == FSDP_ERR_MISMATCH);
     if (status == FSDP_OK) EXPECT(rank_drain(r, 1) == FSDP_ERR_MISMATCH);
     meet(r);
@@ -183,7 +184,12 @@ static void what_stands_behind_a_failed_collective_is_skipped(void **state)
 
 /* ---- Lost ranks ---- */
 
-static const fsdp_collective gather = GATHER("h.0", 8, FSDP_DTYPE_FP32);
+static fsdp_status gather(member *r, int comm, int stream)
+{
+    fsdp_collective c = GATHER("h.0", 8, FSDP_DTYPE_FP32);
+    fsdp_status status = rank_memory(r, &c, 1);
+    return status != FSDP_OK ? status : enqueue(r, comm, stream, c);
+}
 
 static bool is_absent(const member *r) { return *(const uint64_t *)r->team->arg >> r->rank & 1; }
 
@@ -192,7 +198,7 @@ static void some_do_not_come(member *r)
     fsdp_collective barrier = {.kind = FSDP_OPERATION_BARRIER, .dtype = FSDP_DTYPE_FP32};
     meet(r); /* the others must come together within the timeout */
     if (!is_absent(r)) {
-        EXPECT_OK(enqueue(r, 0, 0, gather));
+        EXPECT_OK(gather(r, 0, 0));
         expect_broken(r, 0, 0, FSDP_ERR_RANK_LOST);
     }
     meet(r);
@@ -233,7 +239,7 @@ static void fail_elsewhere(member *r)
         EXPECT(rank_drain(r, 0) == FSDP_ERR_RANK_LOST);
         EXPECT(comm_error(r, 1) == FSDP_ERR_RANK_LOST);
     } else {
-        EXPECT_OK(enqueue(r, 0, 0, gather));
+        EXPECT_OK(gather(r, 0, 0));
         if (enqueued_before) EXPECT_OK(enqueue(r, 1, 0, barrier));
         EXPECT(rank_drain(r, 0) == FSDP_ERR_RANK_LOST);
         if (!enqueued_before) EXPECT(enqueue(r, 1, 0, barrier) == FSDP_ERR_RANK_LOST);
@@ -259,7 +265,7 @@ static void one_closes_early(member *r)
         close_comm(r, 0);
         return;
     }
-    fsdp_status status = enqueue(r, 0, 0, gather);
+    fsdp_status status = gather(r, 0, 0);
     if (status == FSDP_OK) status = rank_drain(r, 0);
     EXPECT(status == FSDP_ERR_RANK_LOST); /* refused at once, if a peer has found out before */
     EXPECT(comm_error(r, 0) == FSDP_ERR_RANK_LOST);
@@ -278,7 +284,7 @@ static void a_rank_that_closes_early_is_named_and_nobody_waits(void **state)
 static void close_with_work(member *r)
 {
     if (r->rank == 1) rank_close_gate(r, 0);
-    EXPECT_OK(enqueue(r, 0, 0, gather));
+    EXPECT_OK(gather(r, 0, 0));
     if (r->rank == 1) {
         meet(r);
         close_comm(r, 0);
@@ -320,10 +326,10 @@ static void comm_abort_wakes_all(member *r)
         meet(r);
         r->comms->abort(r->comm[0]);
         EXPECT(comm_error(r, 0) == FSDP_ERR_ABORTED);
-        EXPECT(enqueue(r, 0, 0, gather) == FSDP_ERR_ABORTED);
+        EXPECT(gather(r, 0, 0) == FSDP_ERR_ABORTED);
         return;
     }
-    EXPECT_OK(enqueue(r, 0, 0, gather));
+    EXPECT_OK(gather(r, 0, 0));
     meet(r);
     expect_broken(r, 0, 0, FSDP_ERR_ABORTED);
 }
@@ -343,7 +349,7 @@ static void device_abort_wakes_all(member *r)
     fsdp_collective barrier = {.kind = FSDP_OPERATION_BARRIER, .dtype = FSDP_DTYPE_FP32};
     EXPECT_OK(enqueue(r, 0, 0, barrier));
     if (r->rank == 0) rank_close_gate(r, 1);
-    fsdp_status status = enqueue(r, 1, 1, gather); /* stays: rank 0's stands behind a gate */
+    fsdp_status status = gather(r, 1, 1); /* stays: rank 0's stands behind a gate */
     meet(r);
     if (r->rank == 0) r->device->abort(r->dev);
     EXPECT(status == FSDP_OK);

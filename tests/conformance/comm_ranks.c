@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Ranks as threads: opens and closes what a body needs, and brings failures home to the main thread. */
+/* Ranks as threads or processes: opens and closes what a body needs, and brings failures home to the main thread. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,10 +12,11 @@ enum { DEADLINE_S = 100 };
 void rank_failed(member *r, const char *file, int line, const char *condition)
 {
     r->failed = true;
-    fprintf(stderr, "%s:%d: rank %u of %u: %s (%s)\n", file, line, r->rank, r->world, condition, fsdp_last_error());
+    processes_complain(file, line, "rank %u of %u: %s (%s)", r->rank, r->world, condition, fsdp_last_error());
+    meeting_break(&r->team->meet); /* nobody waits for this rank */
 }
 
-void meet(member *r) { pthread_barrier_wait(&r->team->meet); }
+void meet(member *r) { (void)meeting_wait(&r->team->meet, DEADLINE_S * (uint64_t)SECOND); }
 
 fsdp_status open_comm(member *r, uint32_t index, uint64_t timeout_ns)
 {
@@ -38,6 +39,19 @@ void *rank_block(member *r, uint64_t bytes)
     if (r->device->mem_alloc(r->dev, bytes, FSDP_MEMORY_KIND_DEVICE, &r->block[i].ptr) != FSDP_OK) return NULL;
     r->block[i].bytes = bytes;
     return r->block[i].ptr;
+}
+
+fsdp_status rank_memory(member *r, fsdp_collective *list, uint32_t n)
+{
+    uint64_t most = 64;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t bytes = list[i].count * fsdp_dtype_bytes(list[i].dtype) * r->world;
+        if (bytes > most) most = bytes;
+    }
+    void *block = rank_block(r, most);
+    if (block == NULL) return FSDP_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < n; i++) list[i].send = list[i].recv = block;
+    return FSDP_OK;
 }
 
 void free_blocks(member *r)
@@ -115,40 +129,60 @@ typedef struct job {
     rank_body body;
 } job;
 
-static void *rank_main(void *arg)
+static void rank_live(member *r, rank_body body)
 {
-    job *j = arg;
-    member *r = j->rank;
     gate_init(&r->gate);
     rank_open(r);
-    if (!r->failed) j->body(r);
+    if (!r->failed) body(r);
     rank_close(r);
+}
+
+static void *rank_thread(void *arg)
+{
+    const job *j = arg;
+    rank_live(j->rank, j->body);
     return NULL;
 }
 
-void run_team(team *t, rank_body body)
+static bool rank_process(uint32_t number, void *arg)
+{
+    const job *j = arg;
+    member *r = &j->rank[number];
+    rank_live(r, j->body);
+    return !r->failed;
+}
+
+/* NULL, or what went wrong. */
+static const char *run_threads(team *t, rank_body body)
 {
     static job jobs[MAX_RANKS];
     pthread_t threads[MAX_RANKS];
-    bool own_group = t->group == NULL;
-    if (own_group) t->group = t->suite->group_create(t->world, &t->link);
-    pthread_barrier_init(&t->meet, NULL, t->world);
-    for (uint32_t i = 0; i < t->world; i++) {
-        t->rank[i] = (member){.team = t, .rank = i, .world = t->world};
-        jobs[i] = (job){&t->rank[i], body};
-        assert_int_equal(pthread_create(&threads[i], NULL, rank_main, &jobs[i]), 0);
-    }
     bool failed = false;
+    for (uint32_t i = 0; i < t->world; i++) {
+        jobs[i] = (job){&t->rank[i], body};
+        assert_int_equal(pthread_create(&threads[i], NULL, rank_thread, &jobs[i]), 0);
+    }
     for (uint32_t i = 0; i < t->world; i++) {
         pthread_join(threads[i], NULL);
         failed = failed || t->rank[i].failed;
     }
-    pthread_barrier_destroy(&t->meet);
+    return failed ? "a rank failed: see above" : NULL;
+}
+
+void run_team(team *t, rank_body body)
+{
+    bool own_group = t->group == NULL;
+    if (own_group) t->group = t->suite->group_create(t->world, &t->link);
+    meeting_init(&t->meet, t->world);
+    for (uint32_t i = 0; i < t->world; i++) t->rank[i] = (member){.team = t, .rank = i, .world = t->world};
+    job j = {t->rank, body};
+    const char *failure = t->suite->processes ? processes_run(t->world, DEADLINE_S * (uint64_t)SECOND, rank_process, &j)
+                                              : run_threads(t, body);
     if (own_group) {
         t->suite->group_destroy(t->group);
         t->group = NULL;
     }
-    assert_false(failed);
+    if (failure != NULL) fail_msg("%s", failure);
 }
 
 team *new_team(void **state, uint32_t world)
@@ -160,10 +194,11 @@ team *new_team(void **state, uint32_t world)
 
 int team_setup(void **state)
 {
-    alarm(DEADLINE_S);
-    static team t; /* tests run one after another */
-    t.suite = *state;
-    *state = &t;
+    static team *t; /* tests run one after another */
+    if (t == NULL) t = processes_shared(sizeof *t);
+    alarm(DEADLINE_S + 10);
+    t->suite = *state;
+    *state = t;
     return 0;
 }
 

@@ -6,8 +6,9 @@
 
 #include "elements.h"
 
-enum { MAX_COUNT = 1009, GUARD = 16, MAX_BUFFER = (4 * MAX_COUNT + GUARD) * 4, N_OPEN = 4 };
+enum { MAX_COUNT = 1009, GUARD = 16, MOST = 8, MAX_BUFFER = (MOST * MAX_COUNT + GUARD) * 4, N_OPEN = 4 };
 
+static const uint32_t worlds[] = {1, 2, 3, 4, MOST};
 static const uint64_t counts[] = {0, 1, 2, 3, 5, 64, MAX_COUNT};
 static const fsdp_operation kinds[] = {FSDP_OPERATION_ALL_GATHER, FSDP_OPERATION_REDUCE_SCATTER,
                                        FSDP_OPERATION_ALL_REDUCE, FSDP_OPERATION_BROADCAST, FSDP_OPERATION_BARRIER};
@@ -120,7 +121,7 @@ static void try_all(member *r)
 
 static void every_collective_gives_what_comm_h_says_to_the_bit(void **state)
 {
-    for (uint32_t world = 1; world <= 4; world++) run_team(new_team(state, world), try_all);
+    for (EACH(i, worlds)) run_team(new_team(state, worlds[i]), try_all);
 }
 
 /* 1e8 + 1 is 1e8 in fp32, so only ((1e8 + 1) - 1e8) + 1 gives 1; in bf16 sums, only fp32 in between keeps the 1. */
@@ -170,7 +171,7 @@ static void try_group(member *r)
 
 static void a_group_is_one_operation_of_many_collectives(void **state)
 {
-    for (uint32_t world = 1; world <= 4; world++) run_team(new_team(state, world), try_group);
+    for (EACH(i, worlds)) run_team(new_team(state, worlds[i]), try_group);
 }
 
 /* ---- Order ---- */

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /* What communicators and side channels must do, as tests that run on any backend whose ranks can be threads of one
- * process. */
+ * process, or processes of one machine. */
 #ifndef FSDP_TESTS_COMM_SUITE_H
 #define FSDP_TESTS_COMM_SUITE_H
 
 #include "device_suite.h"
 #include "fsdp/host.h"
+#include "processes.h"
 
 typedef struct comm_suite {
     const fsdp_backend *backend;
     void *(*group_create)(uint32_t world, const fsdp_link *link); /* where the ranks meet */
     void (*group_destroy)(void *group);
     const void *(*config)(void *storage, void *group, uint32_t rank, uint64_t jitter_ns, uint64_t jitter_seed);
+    bool processes; /* ranks are processes: what they leave behind lies in the team, which they share */
 } comm_suite;
 
 /* Each returns how many tests failed. */
@@ -23,7 +25,7 @@ enum { MAX_RANKS = 64, RANK_STREAMS = 2, RANK_BLOCKS = 8, SENTENCE_BYTES = 1024 
 
 struct team;
 
-/* One rank: a thread with a device, a side channel, two communicators and two streams. */
+/* One rank: a thread or a process with a device, a side channel, two communicators and two streams. */
 typedef struct member {
     struct team *team;
     uint32_t rank, world;
@@ -49,15 +51,15 @@ typedef struct team {
     fsdp_link link;
     uint64_t timeout_ns, jitter_ns, jitter_seed;
     uint32_t debug;
-    void *group;            /* NULL: made for the run */
-    pthread_barrier_t meet; /* the test's own, beside what is tested */
-    const void *arg;
+    void *group;     /* NULL: made for the run */
+    meeting meet;    /* the test's own, beside what is tested */
+    const void *arg; /* read only: processes have copies of what it points to */
     member rank[MAX_RANKS];
 } team;
 
 typedef void (*rank_body)(member *r);
 
-/* Run body on `world` threads, each a rank; assert that none failed. */
+/* Run body on `world` threads or processes, each a rank; assert that none failed. */
 void run_team(team *t, rank_body body);
 team *new_team(void **state, uint32_t world); /* timeouts of 60 s, no link */
 int team_setup(void **state);                 /* for CMocka: the initial state is a comm_suite */
@@ -78,6 +80,8 @@ void meet(member *r); /* all ranks of the team */
 fsdp_status open_comm(member *r, uint32_t index, uint64_t timeout_ns);
 void close_comm(member *r, uint32_t index);
 void *rank_block(member *r, uint64_t bytes); /* device memory, freed at the end; NULL on failure */
+/* Send and receive in a block of this rank, large enough for either. Collectives take device memory only. */
+fsdp_status rank_memory(member *r, fsdp_collective *list, uint32_t n);
 void free_blocks(member *r);
 fsdp_status rank_copy(member *r, void *dst, const void *src, uint64_t bytes); /* and wait */
 fsdp_status rank_drain(member *r, int stream);

@@ -5,6 +5,10 @@
 
 #include "comm_suite.h"
 
+enum { MOST = 8, N_WORLDS = 5 };
+
+static const uint32_t worlds[N_WORLDS] = {1, 2, 3, 4, MOST};
+
 static fsdp_status gather_bytes(member *r, void *all, size_t bytes, uint64_t timeout_ns)
 {
     unsigned char mine[1000];
@@ -14,9 +18,23 @@ static fsdp_status gather_bytes(member *r, void *all, size_t bytes, uint64_t tim
 
 static void keep_sentence(member *r) { strncpy(r->sentence, fsdp_last_error(), sizeof r->sentence - 1); }
 
+/* The sentence but for the calls' numbers: where ranks are processes, opening communicators takes some. */
+static const char *without_numbers(const char *sentence)
+{
+    static char text[SENTENCE_BYTES];
+    size_t n = 0;
+    for (const char *c = sentence; *c != '\0' && n + 2 < sizeof text;) {
+        text[n++] = *c;
+        if (*c++ != '#') continue;
+        while (*c >= '0' && *c <= '9') c++;
+    }
+    text[n] = '\0';
+    return text;
+}
+
 static void gather_many(member *r)
 {
-    unsigned char all[4 * 1000 + 8];
+    unsigned char all[MOST * 1000 + 8];
     for (size_t i = 0; i < 300; i++) {
         size_t bytes = i * 7 % 1001;
         memset(all, 0xa5, sizeof all);
@@ -29,7 +47,7 @@ static void gather_many(member *r)
 
 static void blobs_of_all_ranks_arrive_any_number_of_times(void **state)
 {
-    for (uint32_t world = 1; world <= 4; world++) run_team(new_team(state, world), gather_many);
+    for (int i = 0; i < N_WORLDS; i++) run_team(new_team(state, worlds[i]), gather_many);
 }
 
 static void broadcast_many(member *r)
@@ -52,7 +70,7 @@ static void broadcast_many(member *r)
 
 static void a_broadcast_is_the_roots(void **state)
 {
-    for (uint32_t world = 1; world <= 4; world++) run_team(new_team(state, world), broadcast_many);
+    for (int i = 0; i < N_WORLDS; i++) run_team(new_team(state, worlds[i]), broadcast_many);
 }
 
 static void gather_sizes(member *r)
@@ -71,8 +89,8 @@ static void blobs_of_different_sizes_are_a_mismatch(void **state)
 {
     team *t = new_team(state, 2);
     run_team(t, gather_sizes);
-    assert_string_equal(t->rank[0].sentence,
-                        "rank 0: side channel #2 of 24 bytes; rank 1: side channel #2 of 16 bytes");
+    assert_string_equal(without_numbers(t->rank[0].sentence),
+                        "rank 0: side channel # of 24 bytes; rank 1: side channel # of 16 bytes");
     assert_string_equal(t->rank[1].sentence, t->rank[0].sentence);
 }
 
@@ -92,7 +110,8 @@ static void ranks_that_do_not_come_are_named(void **state)
 {
     team *t = new_team(state, 4);
     run_team(t, gather_without_two);
-    assert_string_equal(t->rank[0].sentence, "side channel #1 of 8 bytes: ranks 1, 3 of 4 did not come within 0.500 s");
+    assert_string_equal(without_numbers(t->rank[0].sentence),
+                        "side channel # of 8 bytes: ranks 1, 3 of 4 did not come within 0.500 s");
     assert_string_equal(t->rank[2].sentence, t->rank[0].sentence);
 }
 
@@ -139,7 +158,8 @@ static void a_rank_that_closes_early_is_named(void **state)
     for (int i = 0; i < 10; i++) {
         team *t = new_team(state, 2);
         run_team(t, close_side_early);
-        assert_string_equal(t->rank[1].sentence, "side channel #1 of 8 bytes: rank 0 of 2 closed before it came");
+        assert_string_equal(without_numbers(t->rank[1].sentence),
+                            "side channel # of 8 bytes: rank 0 of 2 closed before it came");
     }
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Bad input: what the files errors_*.c share. A small model, ranks as threads, a step of real arithmetic on the host
- * backend, host memory that is counted and can run out, device memory that can run out. */
+/* Bad input: what the files errors_*.c share. A small model, ranks as threads or processes, a step of real arithmetic on the
+ * host backend, host memory that is counted and can run out, device memory that can run out. */
 #ifndef ERRORS_H
 #define ERRORS_H
 
@@ -15,6 +15,7 @@
 
 #include "fsdp/backend.h"
 #include "fsdp/fsdp.h"
+#include "processes.h"
 
 /* Sanitizers are an order slower. */
 #if defined(__has_feature)
@@ -29,7 +30,7 @@
 #define ERRORS_REDUCED 0
 #endif
 
-enum { UNITS = 4, PARAMS = 2, MAX_RANKS = 3, SAID_BYTES = 2048, MAX_KERNELS = 256 };
+enum { UNITS = 4, PARAMS = 2, MAX_RANKS = 8, SAID_BYTES = 2048, MAX_KERNELS = 256 };
 static const uint64_t second_ns = 1000000000ull;
 
 /* ---- Host memory ---- */
@@ -78,7 +79,8 @@ typedef struct kernel {
 struct rank {
     uint32_t number, world;
     fsdp_local *local;
-    pthread_barrier_t *meet;     /* the test's own, beside what is tested */
+    fsdp_launch launch;          /* size 0: ranks are threads */
+    meeting *meet;               /* the test's own, beside what is tested */
     meter *meter;                /* NULL: libc */
     const fsdp_backend *backend; /* NULL: host */
     uint64_t timeout_ns;
@@ -118,7 +120,9 @@ typedef void (*rank_body)(rank *r);
 /* A rank that is not opened: number 0 of a world of 1. */
 rank rank_default(void);
 /* Run body on `world` threads with ranks as given (their number, world, local and meet are set here); each must come to
- * its end. The local group lives until all have. */
+ * its end. The local group lives until all have. With ranks_are_processes: on processes; what they leave in their ranks
+ * comes home, what pointers of these point to does not. */
+extern bool ranks_are_processes;
 void run_ranks(rank *ranks, uint32_t world, rank_body body);
 
 /* These return what the first call that failed did. */
@@ -154,7 +158,7 @@ void assert_ok(fsdp_status got, const char *file, int line);
 int run_argument_errors(void);
 int run_model_argument_errors(void);
 int run_state_errors(void);
-int run_rank_errors(void);
+int run_rank_errors(bool as_processes);
 int run_memory_errors(void);
 int errors_deadline(void **state);
 

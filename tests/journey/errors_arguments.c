@@ -137,8 +137,8 @@ static void contexts(void **state)
     ARG(fsdp_context_create(NULL, &none), "fsdp_context_create: config is NULL");
     ARG(fsdp_context_create(&c, NULL), "out_ctx is NULL");
     CONFIG_SIZES(fsdp_context_create(config, &none), fsdp_config, FSDP_CONFIG_INIT, "fsdp_config");
-    c.debug = 4;
-    ARG(fsdp_context_create(&c, &none), "fsdp_config.debug is 0x4");
+    c.debug = 8;
+    ARG(fsdp_context_create(&c, &none), "fsdp_config.debug is 0x8");
     c.debug = 0, c.timeout_ns = 0;
     ARG(fsdp_context_create(&c, &none), "fsdp_config.timeout_ns is 0");
     c.timeout_ns = second_ns, c.host.alloc = meter_host(NULL).alloc;

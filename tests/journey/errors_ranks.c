@@ -237,9 +237,11 @@ static void a_rank_that_skips_hooks_is_found_out_and_both_are_named(void **state
     (void)state;
     static const skip skips[] = {
         {"forward, nothing ahead", 0, 1, true, false, "rank 0: #", "rank 1: #"},
-        {"backward of a middle unit", 1, 2, false, true, "reduce-scatter of h.2 (", "all-gather of h.0 ("},
-        {"backward of the first unit", 1, 0, false, true, "reduce-scatter of h.0 (", "all-reduce of norm (17 fp32)"},
-        {"backward of the last unit", 1, 3, false, true, "reduce-scatter of h.3 (", " of h."},
+        {"backward of a middle unit", 1, 2, false, true, "reduce-scatter of h.2 in TRAIN (",
+         "all-gather of h.0 in TRAIN ("},
+        {"backward of the first unit", 1, 0, false, true, "reduce-scatter of h.0 in TRAIN (",
+         "all-reduce of norm in UPDATE (17 fp32)"},
+        {"backward of the last unit", 1, 3, false, true, "reduce-scatter of h.3 in TRAIN (", " of h."},
         {"a unit altogether", 2, 1, true, true, "rank 0: #", " of h."},
     };
     for (size_t i = 0; i < sizeof skips / sizeof *skips; i++) {
@@ -266,7 +268,7 @@ static void one_stops(rank *r)
         fsdp_status status = train_step(r);
         rank_keep(r, status == FSDP_OK ? fsdp_step_report_get(r->model, 2, 10 * second_ns, &report) : status);
     }
-    pthread_barrier_wait(r->meet);
+    (void)meeting_wait(r->meet, 50 * second_ns);
     if (r->number == 1) rank_keep(r, fsdp_context_check(r->ctx));
     close_all(r);
 }
@@ -320,7 +322,9 @@ static void a_context_waits_for_all_ranks_and_names_who_is_missing(void **state)
     for (int i = 0; i < 3; i++) ranks[i].timeout_ns = second_ns;
     run_ranks(ranks, 3, open_without_rank_1);
     for (int i = 0; i < 3; i += 2) {
-        assert_kept(&ranks[i], FSDP_ERR_RANK_LOST, "ranks 0, 2 of 3 came, rank 1 did not within 1.000 s");
+        const char *thread = "ranks 0, 2 of 3 came, rank 1 did not within 1.000 s",
+                   *process = "rank 1 of 3 did not come";
+        assert_kept(&ranks[i], FSDP_ERR_RANK_LOST, ranks_are_processes ? process : thread);
         assert_null(ranks[i].ctx);
     }
 }
@@ -397,7 +401,7 @@ static void abort_in_a_kernel(void *arg) { fsdp_context_abort(arg, NULL); }
 static void give_up_on_the_stream(rank *r)
 {
     EXPECT_OK(r, open_all(r));
-    pthread_barrier_wait(r->meet);
+    (void)meeting_wait(r->meet, 50 * second_ns);
     if (r->number == 0) EXPECT_OK(r, fsdp_stream_host_call(r->s, abort_in_a_kernel, r->ctx));
     fsdp_status status = fsdp_barrier(fsdp_context_comm(r->ctx), r->s, NULL);
     rank_keep(r, status == FSDP_OK ? fsdp_stream_drain_host(r->s, 50 * second_ns) : status);
@@ -470,7 +474,7 @@ static void destroy_waits_however_long_the_step_takes(void **state)
     assert_string_equal(r.failed, "");
 }
 
-int run_rank_errors(void)
+int run_rank_errors(bool as_processes)
 {
 #define TEST(name) cmocka_unit_test_setup(name, errors_deadline)
     const struct CMUnitTest tests[] = {
@@ -480,10 +484,16 @@ int run_rank_errors(void)
         TEST(a_rank_that_stops_is_lost_and_named_within_the_deadline),
         TEST(a_rank_that_leaves_is_named_at_once),
         TEST(a_context_waits_for_all_ranks_and_names_who_is_missing),
-        TEST(an_abort_wakes_every_rank_with_its_reason),
         TEST(a_kernel_may_abort_without_a_reason),
+    };
+    const struct CMUnitTest of_threads[] = {
+        TEST(an_abort_wakes_every_rank_with_its_reason),
         TEST(a_wait_that_ran_out_of_time_can_be_asked_again),
         TEST(destroy_waits_however_long_the_step_takes),
     };
-    return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
+    ranks_are_processes = as_processes;
+    int failed = cmocka_run_group_tests_name(as_processes ? "ranks as processes" : "ranks", tests, NULL, NULL);
+    ranks_are_processes = false;
+    if (!as_processes) failed += cmocka_run_group_tests_name("waits", of_threads, NULL, NULL);
+    return failed;
 }

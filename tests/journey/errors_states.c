@@ -460,7 +460,7 @@ static void read_after_the_end(rank *o)
     EXPECT_OK(o, fsdp_stream_host_call(o->s, count_nan, &weight));
     EXPECT_OK(o, fsdp_stream_drain_host(o->s, 10 * second_ns));
     EXPECT(o, n_nan == 0);
-    pthread_barrier_wait(o->meet);
+    (void)meeting_wait(o->meet, 50 * second_ns);
     EXPECT_OK(o, fsdp_forward_end(o->unit[1], o->s));
     EXPECT_OK(o, fsdp_stream_host_call(o->s, count_nan, &weight));
     EXPECT_OK(o, fsdp_stream_drain_host(o->s, 10 * second_ns));

@@ -94,12 +94,23 @@ void rank_failed(rank *r, const char *file, int line, const char *condition)
     snprintf(r->failed, sizeof r->failed, "%s:%d: rank %u: %s (%.300s)", file, line, r->number, condition,
              fsdp_last_error());
     fprintf(stderr, "%s\n", r->failed); /* now: the other ranks may wait for this one until the alarm */
+    if (r->meet != NULL) meeting_break(r->meet);
 }
 
 void rank_keep(rank *r, fsdp_status status)
 {
     r->status = status;
     snprintf(r->said, sizeof r->said, "%s", status == FSDP_OK ? "" : fsdp_last_error());
+}
+
+bool ranks_are_processes;
+
+/* What went wrong, or NULL. */
+static const char *failure_of(const rank *ranks, uint32_t world)
+{
+    for (uint32_t i = 0; i < world; i++)
+        if (ranks[i].failed[0] != 0) return ranks[i].failed;
+    return NULL;
 }
 
 typedef struct job {
@@ -114,25 +125,62 @@ static void *run_one(void *arg)
     return NULL;
 }
 
-void run_ranks(rank *ranks, uint32_t world, rank_body body)
+static void run_as_threads(rank *ranks, uint32_t world, rank_body body)
 {
     pthread_t thread[MAX_RANKS];
     job jobs[MAX_RANKS];
-    pthread_barrier_t meet;
+    meeting meet;
     fsdp_local *local = NULL;
-    assert_true(world <= MAX_RANKS);
     OK(fsdp_local_create(world, NULL, &local));
-    pthread_barrier_init(&meet, NULL, world);
+    meeting_init(&meet, world);
     for (uint32_t i = 0; i < world; i++) {
-        ranks[i].number = i, ranks[i].world = world, ranks[i].local = local, ranks[i].meet = &meet;
+        ranks[i].local = local, ranks[i].meet = &meet;
         jobs[i] = (job){&ranks[i], body};
         assert_int_equal(pthread_create(&thread[i], NULL, run_one, &jobs[i]), 0);
     }
     for (uint32_t i = 0; i < world; i++) pthread_join(thread[i], NULL);
-    pthread_barrier_destroy(&meet);
     fsdp_local_destroy(local);
-    for (uint32_t i = 0; i < world; i++)
-        if (ranks[i].failed[0] != 0) fail_msg("%s", ranks[i].failed);
+}
+
+/* The ranks of all processes, in shared memory. */
+typedef struct company {
+    meeting meet;
+    rank_body body;
+    rank rank[MAX_RANKS];
+} company;
+
+static bool run_process(uint32_t number, void *arg)
+{
+    company *c = arg;
+    c->body(&c->rank[number]);
+    return c->rank[number].failed[0] == 0;
+}
+
+static void run_as_processes(rank *ranks, uint32_t world, rank_body body)
+{
+    company *c = processes_shared(sizeof *c);
+    fsdp_launch launch = processes_launch(PROCESSES_BY_NAME);
+    launch.world = launch.local_world = world;
+    meeting_init(&c->meet, world);
+    c->body = body;
+    for (uint32_t i = 0; i < world; i++) {
+        launch.rank = launch.local_rank = i;
+        ranks[i].launch = launch, ranks[i].meet = &c->meet;
+        c->rank[i] = ranks[i];
+    }
+    const char *failure = processes_run(world, 50 * second_ns, run_process, c);
+    memcpy(ranks, c->rank, world * sizeof *ranks);
+    processes_unshare(c, sizeof *c);
+    if (failure != NULL && failure_of(ranks, world) == NULL) fail_msg("%s", failure);
+}
+
+void run_ranks(rank *ranks, uint32_t world, rank_body body)
+{
+    assert_true(world <= MAX_RANKS);
+    for (uint32_t i = 0; i < world; i++) ranks[i].number = i, ranks[i].world = world;
+    (ranks_are_processes ? run_as_processes : run_as_threads)(ranks, world, body);
+    const char *failure = failure_of(ranks, world);
+    if (failure != NULL) fail_msg("%s", failure);
 }
 
 /* ---- From context to values ---- */
@@ -141,7 +189,8 @@ fsdp_status open_context(rank *r)
 {
     fsdp_host_config host = FSDP_HOST_CONFIG_INIT;
     host.local = r->local;
-    host.rank = r->number;
+    host.rank = r->local != NULL ? r->number : 0;
+    if (r->launch.size > 0) host.launch = &r->launch;
     fsdp_config config = FSDP_CONFIG_INIT;
     config.backend = r->backend;
     config.backend_config = &host;

@@ -8,7 +8,8 @@ int main(void)
     int failed = run_argument_errors();
     failed += run_model_argument_errors();
     failed += run_state_errors();
-    failed += run_rank_errors();
+    failed += run_rank_errors(false);
+    failed += run_rank_errors(true);
     failed += run_memory_errors();
     return failed > 0;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Sharding, prefetch, jitter and the host's lead change no bit: every way of running a training gives the same losses,
- * norms and parameters, and those of a plain loop without shards and streams. */
+ * norms and parameters, and those of a plain loop without shards and streams. With the argument "processes" all ranks are
+ * processes. */
 #include "toy_assert.h"
 
 #include <math.h>
@@ -134,6 +135,48 @@ static void every_way_is_the_same_with_mixed_types_and_a_frozen_unit(void **unus
     free_results(NULL);
     config.world = 1; /* the fp32 parts of a unit are the shard itself, the others are cast */
     check_all_ways(config);
+}
+
+/* ---- Threads and processes ---- */
+
+static void as_processes(toy_config config, uint32_t k)
+{
+    static const uint32_t worlds[] = {1, 2, 3, 4, TOY_WORLD};
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        config.world = worlds[i];
+        config.processes = false;
+        config.values = true;
+        TOY_CASE("case %u, world %u:", k, config.world);
+        toy_assert_run(&config, NULL, NULL, base);
+        config.processes = true;
+        config.own_side = i % 2 != k % 2;
+        config.way = k % 3 == 1 ? PROCESSES_BY_TCP : PROCESSES_BY_NAME;
+        toy_assert_run(&config, NULL, NULL, other);
+        toy_assert_same(&other[0], &base[0]);
+        assert_int_equal(other[0].n_master, base[0].n_master);
+        assert_memory_equal(other[0].master, base[0].master, base[0].n_master * sizeof(float));
+        assert_memory_equal(&other[0].predicted, &base[0].predicted, sizeof base[0].predicted);
+        assert_memory_equal(&other[0].memory, &base[0].memory, sizeof base[0].memory);
+        free_results(NULL);
+    }
+}
+
+static void ranks_as_processes_are_ranks_as_threads(void **unused)
+{
+    (void)unused;
+    for (uint32_t k = 0; k < 4; k++) {
+        toy_config config = with(1, k == 0 ? 1 : 2, (fsdp_accumulation)(k % 3), k % 2);
+        if (k == 3) config.accumulation = FSDP_ACCUMULATE_REDUCE_EACH;
+        config.shape.mixed = config.shape.frozen_layer = k == 3;
+        if (k == 3) config.shape.compute = config.shape.grad = FSDP_DTYPE_BF16;
+        config.depth = k;
+        config.reduce_comm = k % 2;
+        config.jitter_ns = k == 2 ? JITTER : 0;
+        config.eval = k == 1 ? TOY_EVAL_NAMED : TOY_EVAL_NONE;
+        config.max_norm = k == 0 ? 0.35f : 0.0f;
+        config.debug = k == 3 ? FSDP_DEBUG_POISON : 0;
+        as_processes(config, k);
+    }
 }
 
 /* ---- Ranks and micro-steps ---- */
@@ -358,8 +401,9 @@ static void decay_rates_and_frozen_parameters_are_the_parameters_own(void **unus
     assert_true(n_moved > 1000);
 }
 
-int main(void)
+int main(int n_args, char **args)
 {
+    toy_always_processes = n_args > 1 && strcmp(args[1], "processes") == 0;
 #define PARITY(name) cmocka_unit_test_setup_teardown(name, toy_deadline, free_results)
     const struct CMUnitTest tests[] = {
         PARITY(every_way_is_the_same_with_one_micro_step),
@@ -367,6 +411,7 @@ int main(void)
         PARITY(every_way_is_the_same_with_full_gradients_kept),
         PARITY(every_way_is_the_same_on_one_rank),
         PARITY(every_way_is_the_same_with_mixed_types_and_a_frozen_unit),
+        PARITY(ranks_as_processes_are_ranks_as_threads),
         PARITY(ranks_are_micro_steps_to_the_bit),
         PARITY(ranks_are_micro_steps_to_the_bit_in_half_precision),
         PARITY(kept_gradients_are_a_plain_loop_that_adds),

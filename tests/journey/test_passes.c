@@ -459,8 +459,9 @@ static void a_step_given_up_anywhere_has_never_begun(void **unused)
     }
 }
 
-int main(void)
+int main(int n_args, char **args)
 {
+    toy_always_processes = n_args > 1 && strcmp(args[1], "processes") == 0;
 #define PASSES(name) cmocka_unit_test_setup_teardown(name, toy_deadline, free_results)
     const struct CMUnitTest tests[] = {
         PASSES(off_plan_is_the_same_order_declared),

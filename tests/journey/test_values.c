@@ -74,11 +74,11 @@ static fsdp_status fill_a_model(toy *t)
 static void fill_asks_each_rank_for_its_own_ranges_in_order(void **unused)
 {
     (void)unused;
-    static asked all[TOY_WORLD];
+    asked *all = processes_shared(TOY_WORLD * sizeof *all);
     for (uint32_t world = 1; world <= 7; world += world < 4 ? 1 : 3) {
         toy_config config = toy_config_default();
         config.world = world;
-        memset(all, 0, sizeof all);
+        memset(all, 0, TOY_WORLD * sizeof *all);
         TOY_CASE("world %u:", world);
         toy_assert_run(&config, fill_a_model, all, results);
         uint64_t next[6] = {
@@ -95,6 +95,7 @@ static void fill_asks_each_rank_for_its_own_ranges_in_order(void **unused)
         }
         assert_memory_equal(next, sizes, sizeof sizes);
     }
+    processes_unshare(all, TOY_WORLD * sizeof *all);
 }
 
 /* ---- Set and get ---- */
@@ -176,8 +177,11 @@ static void what_is_set_can_be_read_in_every_type(void **unused)
 
 /* ---- Gradients and moments ---- */
 
+enum { MOST_ELEMS = 1 << 15 };
+
+/* Of rank 0; in shared memory. */
 typedef struct columns {
-    float *gradient, *moment_1, *moment_2;
+    float gradient[MOST_ELEMS], moment_1[MOST_ELEMS], moment_2[MOST_ELEMS];
 } columns;
 
 static fsdp_status step_and_read(toy *t)
@@ -194,43 +198,39 @@ static fsdp_status step_and_read(toy *t)
         TOY_CHECK(fsdp_param_get(frozen, value, out[0], FSDP_DTYPE_FP32) == FSDP_ERR_UNSUPPORTED);
         TOY_CHECK(strstr(fsdp_last_error(), "h.0.shift") != NULL);
     }
-    if (t->rank == 0) *c = (columns){out[0], out[1], out[2]};
-    for (int i = 0; i < 3 && t->rank != 0; i++) free(out[i]);
+    float *const home[] = {c->gradient, c->moment_1, c->moment_2};
+    TOY_CHECK(t->result->n_master <= MOST_ELEMS);
+    for (int i = 0; i < 3; i++) {
+        if (t->rank == 0) memcpy(home[i], out[i], t->result->n_master * sizeof(float));
+        free(out[i]);
+    }
     return toy_finish(t);
-}
-
-static void free_columns(columns *c)
-{
-    free(c->gradient);
-    free(c->moment_1);
-    free(c->moment_2);
 }
 
 static void gradients_and_moments_are_those_of_the_last_step(void **unused)
 {
     (void)unused;
+    columns *many = processes_shared(2 * sizeof *many), *one = many + 1;
     for (uint32_t world = 1; world <= 4; world += TOY_REDUCED ? 2 : 1) {
         toy_config config = toy_config_default();
-        columns many, one;
         config.world = world;
         config.depth = 2;
         config.steps = 1;
-        toy_assert_run(&config, step_and_read, &many, results);
+        toy_assert_run(&config, step_and_read, many, results);
         config.world = 1;
         config.micro_steps = world;
         config.accumulation = FSDP_ACCUMULATE_REDUCE_EACH;
-        toy_assert_run(&config, step_and_read, &one, other);
+        toy_assert_run(&config, step_and_read, one, other);
         uint64_t n = results[0].n_master, n_zero = 0;
-        assert_memory_equal(many.gradient, one.gradient, n * sizeof(float));
+        assert_memory_equal(many->gradient, one->gradient, n * sizeof(float));
         for (uint64_t i = 0; i < n; i++) {
-            float g = many.gradient[i], m = (1.0f - 0.9f) * g, v = (1.0f - 0.999f) * (g * g);
-            assert_true(many.moment_1[i] == m && many.moment_2[i] == v);
+            float g = many->gradient[i], m = (1.0f - 0.9f) * g, v = (1.0f - 0.999f) * (g * g);
+            assert_true(many->moment_1[i] == m && many->moment_2[i] == v);
             n_zero += g == 0.0f;
         }
         assert_in_range(n_zero, 1, n / 4); /* frozen parameters have none */
-        free_columns(&many);
-        free_columns(&one);
     }
+    processes_unshare(many, 2 * sizeof *many);
 }
 
 /* ---- Hash ---- */
@@ -268,7 +268,7 @@ static fsdp_status hash_before_and_after_one_bit(toy *t)
 static void the_hash_is_of_values_and_names_not_of_ranks(void **unused)
 {
     (void)unused;
-    uint64_t first[2] = {0}, hashes[2];
+    uint64_t first[2] = {0}, *hashes = processes_shared(sizeof first);
     for (uint32_t world = 1; world <= 4; world++) {
         toy_config config = toy_config_default();
         config.world = world;
@@ -281,6 +281,7 @@ static void the_hash_is_of_values_and_names_not_of_ranks(void **unused)
     config.shape.square = true; /* another shape */
     toy_assert_run(&config, hash_before_and_after_one_bit, hashes, results);
     assert_int_not_equal(hashes[0], first[0]);
+    processes_unshare(hashes, sizeof first);
 }
 
 /* ---- Between steps ---- */
@@ -342,7 +343,7 @@ static fsdp_status call_different_things(toy *t)
     float values[1000] = {-1.0f};
 
     TOY_CHECK((odd ? fsdp_model_seal(model) : fsdp_barrier_host(t->ctx)) == FSDP_ERR_MISMATCH);
-    TOY_CHECK(says("rank 0 fsdp_barrier_host") && says("fsdp_model_seal"));
+    TOY_CHECK(says(": fsdp_barrier_host") && says(": fsdp_model_seal"));
     TOY_TRY(fsdp_model_seal(model));
     TOY_CHECK(fsdp_param_get(param[odd], FSDP_VALUE_MASTER, values, FSDP_DTYPE_FP32) == FSDP_ERR_MISMATCH);
     TOY_CHECK(says("one") && says("two") && values[0] == -1.0f);
@@ -371,8 +372,9 @@ static void ranks_in_different_calls_are_told_both_and_go_on(void **unused)
     }
 }
 
-int main(void)
+int main(int n_args, char **args)
 {
+    toy_always_processes = n_args > 1 && strcmp(args[1], "processes") == 0;
 #define VALUES(name) cmocka_unit_test_setup_teardown(name, toy_deadline, free_results)
     const struct CMUnitTest tests[] = {
         VALUES(fill_asks_each_rank_for_its_own_ranges_in_order),

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* A trainer for tests: the toy network of toy_math.h through the whole library, ranks as threads (or one simulated rank),
- * every knob in a config, everything that can be compared in a result; and the same training as a plain loop.
+/* A trainer for tests: the toy network of toy_math.h through the whole library, ranks as threads or processes (or one
+ * simulated rank), every knob in a config, everything that can be compared in a result; and the same training as a plain
+ * loop.
  *
- * toy_run gives each rank a thread and a toy, opens it, runs a script on it (NULL: toy_train) and closes it. A script
- * returns at once when something fails; the rank's context is then aborted, so that no other rank waits for it, and the
- * first rank's sentence comes back. No CMocka assertion runs on a rank's thread: scripts use TOY_TRY and TOY_CHECK. */
+ * toy_run gives each rank a thread or a process, and a toy, opens it, runs a script on it (NULL: toy_train) and closes it.
+ * A script returns at once when something fails; the rank's context is then aborted, so that no other rank waits for it,
+ * and the first rank's sentence comes back. No CMocka assertion runs on a rank: scripts use TOY_TRY and TOY_CHECK. What a
+ * script writes to its argument comes home from processes only if that lies in memory of processes_shared. */
 #ifndef TOY_H
 #define TOY_H
 
 #include "explore.h"
 #include "fsdp/fsdp.h"
+#include "processes.h"
 #include "toy_math.h"
 #include "toy_tape.h"
 
@@ -88,6 +91,9 @@ typedef struct toy_config {
     bool trace, values; /* what the result is wanted to have besides: a verdict; the masters */
     bool explored;      /* on the exploration device, in this order of steps; its world and memory are set by toy_run */
     explore_config order;
+    bool processes; /* ranks are processes, which meet in this way; no tape comes home */
+    bool own_side;  /* … by a side channel of the test's own */
+    process_way way;
     bool tape, schedule; /* what the result is wanted to have besides: the tape itself (with trace); order's schedule */
 } toy_config;
 
@@ -123,6 +129,10 @@ typedef struct toy {
     void *arg;
     uint32_t rank;
     fsdp_local *local;
+    const fsdp_launch *launch; /* ranks are processes */
+    const fsdp_side_channel *side;
+    const fsdp_backend *backend; /* not NULL: this one, with its config, whatever the toy's config says */
+    const void *backend_config;
     explore *x;
     toy_shape shape;
     toy_program program;
@@ -144,6 +154,9 @@ typedef struct toy {
 } toy;
 
 typedef fsdp_status (*toy_script)(toy *t);
+
+/* Every run on the host backend has ranks as processes, whatever its config says. False to begin with. */
+extern bool toy_always_processes;
 
 #define TOY_TRY(expr)                                                                                              \
     do {                                                                                                           \

@@ -14,7 +14,9 @@ static fsdp_status open_context(toy *t)
     const toy_config *c = t->config;
     fsdp_host_config host = FSDP_HOST_CONFIG_INIT;
     host.local = t->local;
-    host.rank = t->rank;
+    host.rank = t->launch != NULL ? 0 : t->rank;
+    host.launch = t->launch;
+    host.side = t->side;
     host.jitter_ns = c->jitter_ns;
     host.jitter_seed = c->jitter_seed;
     fsdp_sim_config sim = FSDP_SIM_CONFIG_INIT;
@@ -25,6 +27,10 @@ static fsdp_status open_context(toy *t)
     explore_rank explored = {sizeof explored, t->x, t->rank};
     config.backend = c->explored ? explore_backend() : c->sim ? fsdp_sim_backend() : fsdp_host_backend();
     config.backend_config = c->explored ? (const void *)&explored : c->sim ? (const void *)&sim : &host;
+    if (t->backend != NULL) {
+        config.backend = t->backend;
+        config.backend_config = t->backend_config;
+    }
     config.debug = c->debug;
     config.reduce_comm = c->reduce_comm;
     TOY_TRY(fsdp_context_create(&config, &t->ctx));
