@@ -270,8 +270,8 @@ static uint32_t first_part(const void *const *blobs, uint32_t world, uint32_t co
     return 0;
 }
 
-/* "First difference: rank 0: …; ranks 1 to 3: …. " */
-static void put_difference(text *t, const void *const *blobs, uint32_t world, uint32_t comm)
+/* "First difference: rank 0: …; ranks 1 to 3: …. ", unless that is the sentence itself. */
+static void put_difference(text *t, const char *sentence, const void *const *blobs, uint32_t world, uint32_t comm)
 {
     known table[WINDOW] = {{0, 0, false}};
     uint64_t last = second_most(blobs, world, comm), first = last > WINDOW ? last - WINDOW + 1 : 1;
@@ -296,8 +296,15 @@ static void put_difference(text *t, const void *const *blobs, uint32_t world, ui
         describe(&rec, what, sizeof what);
         say(&s, r, what);
     }
+    text before = *t;
     put(t, "First difference: ");
+    size_t at = t->at;
     put_sayings(t, &s, world);
+    if (t->at > at && strstr(sentence, t->data + at) != NULL) {
+        *t = before;
+        t->data[t->at] = '\0';
+        return;
+    }
     put(t, ". ");
 }
 
@@ -315,14 +322,14 @@ static void describe_last(const void *blob, char *what, size_t bytes)
     if (h.host == HOST_RETURNED) snprintf(what + n, bytes - n, ", then %s, which has returned", h.host_call);
 }
 
-static void compose(void *arg, const void *const *blobs, uint32_t world, char *sentence, size_t bytes)
+static void compose(void *arg, const char *sentence, const void *const *blobs, uint32_t world, char *out, size_t bytes)
 {
     (void)arg;
     if (bytes == 0) return;
-    sentence[0] = '\0';
-    text t = {sentence, 0, bytes};
+    out[0] = '\0';
+    text t = {out, 0, bytes};
     if (world > FSDP__MAX_WORLD) world = FSDP__MAX_WORLD;
-    for (uint32_t comm = 0; comm < FSDP__N_COMMS; comm++) put_difference(&t, blobs, world, comm);
+    for (uint32_t comm = 0; comm < FSDP__N_COMMS; comm++) put_difference(&t, sentence, blobs, world, comm);
     sayings s = {.used = 0};
     bool silent[FSDP__MAX_WORLD] = {false};
     uint32_t n_silent = 0;

@@ -181,8 +181,9 @@ typedef struct fsdp_side_words {
     void *arg;
     size_t bytes;                          /**< of one rank's blob; 0: nothing to tell */
     void (*tell)(void *arg, void *blob);   /**< this rank's, now */
-    /** The sentence from the blobs of all ranks (NULL: that rank did not answer), with its end, in at most bytes. */
-    void (*compose)(void *arg, const void *const *blobs, uint32_t world, char *text, size_t bytes);
+    /** What goes behind @p sentence, from the blobs of all ranks (NULL: that rank did not answer), with its end, in at most
+     *  bytes; what the sentence says already is left out. */
+    void (*compose)(void *arg, const char *sentence, const void *const *blobs, uint32_t world, char *text, size_t bytes);
 } fsdp_side_words;
 
 typedef struct fsdp_side_args {

@@ -67,9 +67,8 @@ static void ask_all(void *arg, char *sentence, size_t bytes)
         told[r] = blobs + r * each;
     }
     pthread_mutex_unlock(&tellers->lock);
-    memcpy(sentence + length, ". ", 3);
-    s->words.compose(s->words.arg, told, s->world, sentence + length + 2, bytes - length - 2);
-    if (sentence[length + 2] == '\0') sentence[length] = '\0';
+    s->words.compose(s->words.arg, sentence, told, s->world, sentence + length + 2, bytes - length - 2);
+    if (sentence[length + 2] != '\0') memcpy(sentence + length, ". ", 2);
     fsdp__host_free(s->host, blobs, s->world, each);
 }
 

@@ -160,6 +160,7 @@ struct fsdp__mpi_comm {
     char *scratch;
     size_t scratch_bytes;
     bool left; /* MPI holds some of this for good */
+    bool holds_side;
 
     pthread_mutex_t lock; /* over the rest */
     pthread_cond_t changed;
@@ -232,13 +233,15 @@ struct fsdp__mpi_side {
     size_t bytes; /* of this, with what follows it */
     fsdp__mpi_engine engine;
     uint32_t rank, world;
-    MPI_Comm comm; /* of which the communicators are duplicates */
-    void *star;
+    MPI_Comm comm;    /* of which the communicators are duplicates */
+    void *star;       /* NULL once it is closed */
+    atomic_uint refs; /* its own, and its communicators', which may outlive it */
     fsdp__mpi_place place;
     uint64_t machine, *machines; /* this rank's; one a rank */
     fsdp__mpi_ballot *ballots;   /* one a rank */
 };
 
+void fsdp__mpi_side_release(fsdp__mpi_side *s);
 /* One result for all: the first rank's that is not FSDP_OK, or MISMATCH if chunk_bytes differ. what: is being done. */
 fsdp_status fsdp__mpi_side_vote(fsdp__mpi_side *s, const char *what, fsdp_status mine, uint64_t chunk_bytes,
                                 uint64_t timeout_ns);

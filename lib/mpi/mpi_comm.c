@@ -275,6 +275,7 @@ void fsdp__mpi_comm_free(fsdp__mpi_comm *c)
     free_arrays(c);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
+    if (c->holds_side) fsdp__mpi_side_release(c->side);
     fsdp__host_free(c->host, c, 1, sizeof *c);
 }
 
@@ -333,6 +334,8 @@ static fsdp_status comm_open(const fsdp_comm_args *args, void **out_comm)
         if (c != NULL) fsdp__mpi_comm_free(c);
         return status;
     }
+    atomic_fetch_add(&side->refs, 1);
+    c->holds_side = true;
     pthread_mutex_lock(&dev->lock);
     c->next = dev->comms;
     dev->comms = c;

@@ -170,14 +170,16 @@ static fsdp__mpi_side *side_create(const fsdp_host_allocator *host, uint32_t ran
     s->bytes = bytes;
     s->rank = rank;
     s->world = world;
+    atomic_init(&s->refs, 1);
     s->ballots = (fsdp__mpi_ballot *)(void *)(s + 1);
     s->machines = (uint64_t *)(void *)(s->ballots + world);
     pthread_mutex_init(&s->engine.lock, NULL);
     return s;
 }
 
-static void side_free(fsdp__mpi_side *s)
+void fsdp__mpi_side_release(fsdp__mpi_side *s)
 {
+    if (atomic_fetch_sub(&s->refs, 1) > 1) return;
     pthread_mutex_destroy(&s->engine.lock);
     fsdp__host_free(s->host, s, s->bytes, 1);
 }
@@ -199,7 +201,7 @@ static fsdp_status side_open(const fsdp_side_args *args, void **out_side, uint32
     FSDP_TRY(find_place(s, &opening, &config, comm, &listener)); /* else MPI may hold s */
     fsdp_status status = open_star(s, args, listener);
     if (status != FSDP_OK) {
-        side_free(s); /* the communicator stays: who knows where the others are */
+        fsdp__mpi_side_release(s); /* the communicator stays: who knows where the others are */
         return status;
     }
     *out_side = s;
@@ -243,7 +245,8 @@ static void side_close(void *side)
     bool good = fsdp__star_side_ops.check(s->star) == FSDP_OK;
     fsdp__star_side_ops.close(s->star);
     if (good) MPI_Comm_free(&s->comm); /* no other call of this context's is made any more */
-    side_free(s);
+    s->star = NULL;
+    fsdp__mpi_side_release(s);
 }
 
 static fsdp_status side_all_gather(void *side, const void *mine, void *all, size_t bytes, uint64_t timeout_ns)
@@ -258,10 +261,13 @@ static fsdp_status side_broadcast(void *side, void *data, size_t bytes, uint32_t
 
 static void side_fail(void *side, fsdp_status status, const char *sentence)
 {
-    (fsdp__star_side_ops.fail)(star_of(side), status, sentence);
+    if (star_of(side) != NULL) (fsdp__star_side_ops.fail)(star_of(side), status, sentence);
 }
 
-static fsdp_status side_check(void *side) { return fsdp__star_side_ops.check(star_of(side)); }
+static fsdp_status side_check(void *side)
+{
+    return star_of(side) != NULL ? fsdp__star_side_ops.check(star_of(side)) : FSDP_OK;
+}
 
 const fsdp_side_ops fsdp__mpi_side_ops = {
     .size = sizeof fsdp__mpi_side_ops,

@@ -147,7 +147,8 @@ static void compose(fsdp__star *s)
     s->asking = false; /* what comes now is dropped, so that nobody writes to blobs */
     s->composed[0] = '\0';
     pthread_mutex_unlock(&s->lock);
-    s->words.compose(s->words.arg, s->told_blobs, s->world, s->composed, sizeof s->composed - sizeof s->first);
+    s->words.compose(s->words.arg, s->first, s->told_blobs, s->world, s->composed,
+                     sizeof s->composed - sizeof s->first);
     pthread_mutex_lock(&s->lock);
     s->composed[sizeof s->composed - sizeof s->first - 1] = 0;
     char whole[FSDP__ERROR_BYTES];

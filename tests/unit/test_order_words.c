@@ -58,7 +58,7 @@ static void team_close(team *t)
     free(t);
 }
 
-static void compose(team *t, char *text, size_t bytes)
+static void compose_behind(team *t, const char *sentence, char *text, size_t bytes)
 {
     const void *told[WORLD] = {NULL};
     fsdp_side_words words = {NULL, 0, NULL, NULL};
@@ -69,8 +69,10 @@ static void compose(team *t, char *text, size_t bytes)
         words.tell(words.arg, t->blob[r]);
         told[r] = t->blob[r];
     }
-    words.compose(words.arg, told, WORLD, text, bytes);
+    words.compose(words.arg, sentence, told, WORLD, text, bytes);
 }
+
+static void compose(team *t, char *text, size_t bytes) { compose_behind(t, "", text, bytes); }
 
 static void says(team *t, const char *text)
 {
@@ -154,6 +156,11 @@ static void the_first_part_of_a_group_that_differs_is_named(void **state)
     says(t, "First difference: rank 0: #1, 2 of 3: all-gather of b (3 bf16) on communicator 1; "
             "ranks 1 to 3: #1, 2 of 3: all-gather of b (2 bf16) on communicator 1. "
             "Last: ranks 0 to 3: #1, 3 of 3: all-gather of c (3 bf16) on communicator 1");
+    compose_behind(t,
+                   "they differ: rank 0: #1, 2 of 3: all-gather of b (3 bf16) on communicator 1; "
+                   "ranks 1 to 3: #1, 2 of 3: all-gather of b (2 bf16) on communicator 1",
+                   t->text, sizeof t->text);
+    assert_string_equal(t->text, "Last: ranks 0 to 3: #1, 3 of 3: all-gather of c (3 bf16) on communicator 1");
     team_close(t);
 }
 
@@ -214,7 +221,7 @@ static void blobs_of_a_mad_rank_do_no_harm(void **state)
             seed = seed * 6364136223846793005u + 1442695040888963407u;
             mad[seed >> 33 & (FSDP__ORDER_BLOB_BYTES - 1)] = (char)(seed >> 56);
         }
-        words.compose(words.arg, told, WORLD, t->text, sizeof t->text);
+        words.compose(words.arg, "", told, WORLD, t->text, sizeof t->text);
         assert_true(strlen(t->text) < sizeof t->text);
     }
     free(mad);
@@ -239,7 +246,7 @@ static void words_of_hundreds_of_ranks(void **state)
         told[r] = blobs + (size_t)r * FSDP__ORDER_BLOB_BYTES;
         words.tell(ctx[r == 500], blobs + (size_t)r * FSDP__ORDER_BLOB_BYTES);
     }
-    words.compose(words.arg, told, MANY, text, sizeof text);
+    words.compose(words.arg, "", told, MANY, text, sizeof text);
     assert_string_equal(
         text, "First difference: ranks 0 to 9, 11 to 499, 501 to 999: #301 all-gather of h.1 in TRAIN (8 bf16); "
               "rank 500: #301 all-gather of h.2 in TRAIN (8 bf16). "

@@ -19,9 +19,9 @@ static void tell(void *arg, void *blob)
     snprintf(blob, WORDS_BYTES, "rank %u was at #%u", r->rank, r->rank * 10);
 }
 
-static void compose(void *arg, const void *const *blobs, uint32_t world, char *text, size_t bytes)
+static void compose(void *arg, const char *sentence, const void *const *blobs, uint32_t world, char *text, size_t bytes)
 {
-    (void)arg;
+    (void)arg, (void)sentence;
     size_t at = 0;
     text[0] = '\0';
     for (uint32_t i = 0; i < world && at < bytes; i++)

@@ -17,9 +17,9 @@ static uint64_t seed = 1;
 
 static void tell(void *arg, void *blob) { memset(blob, (int)((star_rank *)arg)->rank, WORDS_BYTES); }
 
-static void compose(void *arg, const void *const *blobs, uint32_t world, char *text, size_t bytes)
+static void compose(void *arg, const char *sentence, const void *const *blobs, uint32_t world, char *text, size_t bytes)
 {
-    (void)arg;
+    (void)arg, (void)sentence;
     size_t at = (size_t)snprintf(text, bytes, "words of");
     for (uint32_t i = 0; i < world && at < bytes; i++)
         if (blobs[i] != NULL) at += (size_t)snprintf(text + at, bytes - at, " %u", i);
