@@ -39,6 +39,14 @@ static fsdp_status open_comm(fsdp_context *ctx, const fsdp_config *config, uint3
     return ctx->backend->side->check(ctx->side); /* it may have failed before there was a communicator to tell */
 }
 
+/* One communicator for both. */
+static void share_comm(fsdp_context *ctx)
+{
+    pthread_mutex_lock(&ctx->comms_lock);
+    ctx->reduce_comm = ctx->comm;
+    pthread_mutex_unlock(&ctx->comms_lock);
+}
+
 static void close_comms(fsdp_context *ctx)
 {
     pthread_mutex_lock(&ctx->comms_lock);
@@ -103,7 +111,7 @@ static fsdp_status open_all(fsdp_context *ctx, const fsdp_config *config)
                           ctx->world);
     FSDP_TRY(open_comm(ctx, config, 0, &ctx->comm));
     if (config->reduce_comm) FSDP_TRY(open_comm(ctx, config, 1, &ctx->reduce_comm));
-    else ctx->reduce_comm = ctx->comm;
+    else share_comm(ctx);
     for (int lane = FSDP_LANE_GATHER; lane <= FSDP_LANE_COPY; lane++)
         FSDP_TRY(fsdp__stream_open(ctx, lane_names[lane], true, &ctx->lanes[lane]));
     return FSDP_OK;

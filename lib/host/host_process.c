@@ -157,6 +157,8 @@ static fsdp_status vote(const fsdp_comm_args *args, uint32_t world, fsdp_status 
     for (uint32_t r = 0; status == FSDP_OK && r < world; r++)
         if (all[r].status != FSDP_OK)
             status = fsdp__fail((fsdp_status)all[r].status, "rank %u: %.*s", r, TEXT_BYTES, all[r].text);
+    /* A rank that has gone is why another one cannot see its memory. */
+    if (args->side_ops->check(args->side) != FSDP_OK) return args->side_ops->check(args->side);
     return mine != FSDP_OK ? fsdp__fail(mine, "%s", own.text) : status;
 }
 

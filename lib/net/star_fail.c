@@ -118,6 +118,8 @@ void fsdp__star_fail(fsdp__star *s, fsdp_status status, const char *sentence)
         bool own_thread = s->has_thread && pthread_equal(s->thread, pthread_self());
         uint64_t patience_ns = status == FSDP_ERR_ABORTED ? 20 * FSDP__MS : 3 * FSDP__ANSWER_NS;
         if (!own_thread) wait_until_published(s, fsdp__star_now() + patience_ns);
+        /* A hub that is slow or stopped: who aborts says why by itself, before its communicators stop for no reason given. */
+        if (status == FSDP_ERR_ABORTED && atomic_load(&s->status) == FSDP_OK) fsdp__star_publish(s, status, sentence);
     }
     pthread_mutex_unlock(&s->lock);
 }

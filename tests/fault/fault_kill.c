@@ -10,10 +10,18 @@
 
 typedef enum phase { SEAL, FORWARD, BACKWARD, OPTIMIZER, IDLE, BARRIER, N_PHASES } phase;
 
+/* Values of a crew's go. */
+enum { FALLEN = 1, GO_ON = 2 };
+
 static const char *const phase_names[N_PHASES] = {"seal", "forward", "backward", "optimizer", "idle", "barrier"};
 
-/* A kernel in which its process dies. */
-static void die(void *signal_) { kill(getpid(), *(const int *)signal_); }
+/* A kernel in which its process dies, or stops until it may go on: a stop reaches the process's other threads first. */
+static void die(void *crew_)
+{
+    crew *c = crew_;
+    kill(getpid(), *(const int *)c->arg);
+    (void)mark_wait(&c->go, GO_ON, 60 * second_ns);
+}
 
 static const int sigkill = SIGKILL, sigstop = SIGSTOP;
 
@@ -26,15 +34,14 @@ static void put_kernel(rank *r, uint32_t call)
 {
     int at = crew_of(r)->phase;
     bool here = (at == FORWARD && call == IN_FORWARD_OF_1) || (at == BACKWARD && call == IN_BACKWARD_OF_2);
-    if (here) EXPECT_OK(r, fsdp_stream_host_call(r->s, die, (void *)(uintptr_t)crew_of(r)->arg));
+    if (here) EXPECT_OK(r, fsdp_stream_host_call(r->s, die, crew_of(r)));
 }
 
 /* The victim's step, which ends on its stream in the middle of a unit, or between the last gradient and the update. */
 static fsdp_status step_to_death(rank *r)
 {
     fsdp_status status = micro_step(r, 0, 1, put_kernel);
-    if (status == FSDP_OK && crew_of(r)->phase == OPTIMIZER)
-        status = fsdp_stream_host_call(r->s, die, (void *)(uintptr_t)crew_of(r)->arg);
+    if (status == FSDP_OK && crew_of(r)->phase == OPTIMIZER) status = fsdp_stream_host_call(r->s, die, crew_of(r));
     return status == FSDP_OK ? update(r) : status;
 }
 
@@ -46,7 +53,7 @@ static fsdp_status fall(rank *r)
     fsdp_status status = FSDP_OK;
     mark_set(&c->victim_mark, 1);
     if (on_host) (void)raise(signal_of(r));
-    else if (c->phase == IDLE) (void)mark_wait(&c->go, 1, 60 * second_ns); /* the parent does it */
+    else if (c->phase == IDLE) (void)mark_wait(&c->go, FALLEN, 60 * second_ns); /* the parent does it */
     else status = step_to_death(r);
     if (status == FSDP_OK && !on_host) status = fsdp_stream_drain_host(r->s, 200 * second_ns);
     return status == FSDP_OK ? fsdp_barrier_host(r->ctx) : status;
@@ -61,7 +68,7 @@ static fsdp_status go_on(rank *r)
     case SEAL: return fsdp_model_seal(r->model);
     case BARRIER: return fsdp_barrier_host(r->ctx);
     case IDLE: /* told without another call */
-        if (!mark_wait(&c->go, 1, 60 * second_ns)) return FSDP_OK;
+        if (!mark_wait(&c->go, FALLEN, 60 * second_ns)) return FSDP_OK;
         while (fsdp_context_check(r->ctx) == FSDP_OK) nanosleep(&moment, NULL); /* until the alarm */
         return train_step(r);
     default: return step_to_end(r);
@@ -91,7 +98,7 @@ static void kill_when_idle(crew *c, processes *p)
     (void)mark_wait(&c->victim_mark, 1, 20 * second_ns);
     processes_signal(p, c->victim, SIGKILL);
     (void)processes_wait_one(p, c->victim, 20 * second_ns);
-    mark_set(&c->go, 1);
+    mark_set(&c->go, FALLEN);
 }
 
 static void kill_one(uint32_t world, uint32_t victim, phase at, process_way way)
@@ -158,13 +165,6 @@ static void kill_after_a_while(crew *c, processes *p)
     processes_signal(p, c->victim, SIGKILL);
 }
 
-/* Who dies while another opens its memory is named by that, before the side channel knows more. */
-static fsdp_status lost_or_unseen(const crew *c, uint32_t r)
-{
-    bool unseen = c->rank[r].status == FSDP_ERR_UNSUPPORTED && strstr(c->rank[r].said, "No such file") != NULL;
-    return unseen ? FSDP_ERR_UNSUPPORTED : FSDP_ERR_RANK_LOST;
-}
-
 static void a_rank_killed_at_any_moment_is_named(void **state)
 {
     (void)state;
@@ -180,7 +180,7 @@ static void a_rank_killed_at_any_moment_is_named(void **state)
         crew_run(c, train_until_told, SIGKILL, kill_after_a_while);
         snprintf(name, sizeof name, "rank %u", c->victim);
         for (uint32_t r = 0; r < c->n_processes; r++)
-            if (r != c->victim) assert_kept(&c->rank[r], lost_or_unseen(c, r), name);
+            if (r != c->victim) assert_kept(&c->rank[r], FSDP_ERR_RANK_LOST, name);
         n_opened += atomic_load(&c->victim_mark.value) == c->n_processes;
         crew_destroy(c);
     }
@@ -192,13 +192,10 @@ static void a_rank_killed_at_any_moment_is_named(void **state)
 /* Once the others have been told, the victim goes on, and is told. */
 static void let_go_on(crew *c, processes *p)
 {
-    if (c->phase == IDLE) {
-        (void)mark_wait(&c->victim_mark, 1, 60 * second_ns);
-        processes_signal(p, c->victim, SIGSTOP);
-    }
     if (!processes_wait_stopped(p, c->victim, 30 * second_ns)) return; /* it will be late */
-    mark_set(&c->go, 1);
-    if (mark_wait(&c->n_kept, c->n_processes - 1, 30 * second_ns)) processes_signal(p, c->victim, SIGCONT);
+    if (!mark_wait(&c->n_kept, c->n_processes - 1, 30 * second_ns)) return;
+    mark_set(&c->go, GO_ON);
+    processes_signal(p, c->victim, SIGCONT);
 }
 
 static void a_stopped_rank_is_lost_at_the_timeout_and_told_when_it_goes_on(void **state)
