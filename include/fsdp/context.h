@@ -108,7 +108,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_destroy(fsdp_context *ctx);
 FSDP_API void fsdp_context_abort(fsdp_context *ctx, const char *reason);
 
 /** FSDP_OK, or the first error of this context's device, communicators or peers; the call to poll with. Never blocks, but for
- *  the first call of a rank that finds a failure between ranks: it asks all of them what they did last, half a second at most. */
+ *  the first call that finds a failure between ranks: it asks all of them what they did last, half a second at most. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_check(fsdp_context *ctx);
 
 FSDP_API uint32_t fsdp_context_rank(const fsdp_context *ctx);
