@@ -488,7 +488,7 @@ fsdp_status fsdp_allocator_trim_host(fsdp_allocator *allocator)
     }
     note_bytes(allocator);
     fsdp__unlock(ctx);
-    return status;
+    return status == FSDP_OK ? FSDP_OK : fsdp__context_explain(ctx, status);
 }
 
 fsdp_status fsdp_allocator_stats(fsdp_allocator *allocator, fsdp_alloc_stats *out_stats)

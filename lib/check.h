@@ -4,7 +4,10 @@
 #define FSDP_LIB_CHECK_H
 
 #include <assert.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <string.h>
 
 #include "fsdp/status.h"
 
@@ -12,6 +15,19 @@ enum { FSDP__ERROR_BYTES = 8192 }; /* of the longest sentence */
 
 /* Set this thread's sentence, return status. */
 fsdp_status fsdp__fail(fsdp_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* One of fsdp_status, and not FSDP_OK. A status that came from a peer may be anything. */
+static inline bool fsdp__is_failure(int64_t status)
+{
+    if (status >= FSDP_OK || status < INT32_MIN) return false;
+    return strcmp(fsdp_status_name((fsdp_status)status), "FSDP_ERR_?") != 0;
+}
+
+/* Its status, or RANK_LOST if that is none of ours. */
+static inline fsdp_status fsdp__status_of_peer(int64_t status)
+{
+    return fsdp__is_failure(status) ? (fsdp_status)status : FSDP_ERR_RANK_LOST;
+}
 
 /* Return what expr returned unless that is FSDP_OK. */
 #define FSDP_TRY(expr)                                            \

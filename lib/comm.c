@@ -94,6 +94,47 @@ fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective 
     return status;
 }
 
+/* n parts of so many bytes; more than an address space has stands for the largest number. */
+static uint64_t part_bytes(uint64_t bytes, uint64_t n)
+{
+    return bytes > 0 && n > UINT64_MAX / bytes ? UINT64_MAX : bytes * n;
+}
+
+static bool overlap(uint64_t one, uint64_t one_bytes, uint64_t other, uint64_t other_bytes)
+{
+    return one <= other ? other - one < one_bytes : one - other < other_bytes;
+}
+
+/* The words of comm.h: on its elements' boundaries; and in place, or apart. */
+static fsdp_status check_buffers(const char *call, const fsdp_comm *comm, const fsdp_collective *c, size_t each)
+{
+    uint64_t send = (uintptr_t)c->send, recv = (uintptr_t)c->recv, bytes = c->count * each;
+    if (send % each != 0 || recv % each != 0)
+        return fsdp__fail(FSDP_ERR_ARG, "%s: %s is at %p, which is no multiple of %zu bytes, one %s", call,
+                          c->kind == FSDP_OPERATION_BROADCAST ? "data"
+                          : send % each != 0                  ? "send"
+                                                              : "recv",
+                          send % each != 0 ? c->send : c->recv, each, fsdp_dtype_name(c->dtype));
+    if (c->kind == FSDP_OPERATION_BROADCAST) return FSDP_OK;
+    uint64_t whole = part_bytes(bytes, comm->ctx->world), mine = part_bytes(bytes, comm->ctx->rank);
+    uint64_t send_bytes = bytes, recv_bytes = bytes;
+    const char *in_place = "send == recv";
+    bool is_in_place = send == recv;
+    if (c->kind == FSDP_OPERATION_ALL_GATHER) {
+        recv_bytes = whole, in_place = "send == recv + rank * count";
+        is_in_place = send >= recv && send - recv == mine;
+    } else if (c->kind == FSDP_OPERATION_REDUCE_SCATTER) {
+        send_bytes = whole, in_place = "recv == send + rank * count";
+        is_in_place = recv >= send && recv - send == mine;
+    }
+    if (is_in_place || !overlap(send, send_bytes, recv, recv_bytes)) return FSDP_OK;
+    return fsdp__fail(FSDP_ERR_ARG,
+                      "%s: send (%llu bytes at %p) and recv (%llu bytes at %p) overlap, and rank %u is not in place, "
+                      "which is %s",
+                      call, (unsigned long long)send_bytes, c->send, (unsigned long long)recv_bytes, c->recv,
+                      comm->ctx->rank, in_place);
+}
+
 static fsdp_status check_caller(const char *call, fsdp_comm *comm, const fsdp_collective *c, fsdp_stream *s)
 {
     if (comm == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: comm is NULL", call);
@@ -106,7 +147,7 @@ static fsdp_status check_caller(const char *call, fsdp_comm *comm, const fsdp_co
         return fsdp__fail(FSDP_ERR_ARG, "%s: a buffer is NULL", call);
     if (c->root >= comm->ctx->world)
         return fsdp__fail(FSDP_ERR_ARG, "%s: root %u in a world of %u", call, c->root, comm->ctx->world);
-    return FSDP_OK;
+    return c->count > 0 ? check_buffers(call, comm, c, each) : FSDP_OK;
 }
 
 static fsdp_status enqueue_caller(const char *call, fsdp_comm *comm, fsdp_collective *c, fsdp_stream *s,

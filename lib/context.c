@@ -109,6 +109,8 @@ static fsdp_status open_all(fsdp_context *ctx, const fsdp_config *config)
     if (ctx->votes == NULL)
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_context_create: no host memory for votes of %u ranks",
                           ctx->world);
+    FSDP_TRY(
+        fsdp__order_agree(ctx, config->reduce_comm ? "fsdp_context_create with reduce_comm" : "fsdp_context_create"));
     FSDP_TRY(open_comm(ctx, config, 0, &ctx->comm));
     if (config->reduce_comm) FSDP_TRY(open_comm(ctx, config, 1, &ctx->reduce_comm));
     else share_comm(ctx);
@@ -125,6 +127,16 @@ static void init_lock(pthread_mutex_t *lock)
     pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ERRORCHECK);
     pthread_mutex_init(lock, &attributes);
     pthread_mutexattr_destroy(&attributes);
+}
+
+/* Where this rank alone cannot open its context, its peers hear why, and not only that it closed. */
+static void tell_why(fsdp_context *ctx, fsdp_status status, const char *sentence)
+{
+    bool alone = status == FSDP_ERR_NO_HOST_MEMORY || status == FSDP_ERR_NO_MEMORY || status == FSDP_ERR_DEVICE;
+    if (!alone || ctx->side == NULL || ctx->backend->side->check(ctx->side) != FSDP_OK) return;
+    char text[FSDP__SENTENCE_BYTES];
+    snprintf(text, sizeof text, "rank %u could not open its context: %.900s", ctx->rank, sentence);
+    ctx->backend->side->fail(ctx->side, FSDP_ERR_ABORTED, text);
 }
 
 bool fsdp__has_lock(fsdp_context *ctx)
@@ -167,8 +179,11 @@ fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ct
     pthread_cond_init(&ctx->drained, NULL);
     fsdp_status status = open_all(ctx, &c);
     if (status != FSDP_OK) {
+        char sentence[FSDP__ERROR_BYTES]; /* a peer that waits for this rank gets one, and it is not this rank's */
+        snprintf(sentence, sizeof sentence, "%s", fsdp_last_error());
+        tell_why(ctx, status, sentence);
         close_all(ctx);
-        return status;
+        return fsdp__fail(status, "%s", sentence);
     }
     *out_ctx = ctx;
     return FSDP_OK;

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "check.h"
 #include "clock.h"
 #include "flight.h"
 #include "fsdp/alloc.h"
@@ -39,7 +40,8 @@ struct fsdp_context {
 
     fsdp_stream *lanes[3];
     fsdp_comm *comm, *reduce_comm; /* the same unless the config asks for two */
-    pthread_mutex_t comms_lock; /* over their coming and going, for the side channel's thread. Inside no other lock */
+    /* Over their coming and going, for the side channel's thread. Inside it only what a communicator's abort locks. */
+    pthread_mutex_t comms_lock;
 
     fsdp_allocator *pools; /* all, newest first */
     uint64_t n_device_frees;
@@ -72,8 +74,19 @@ fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns);
 /* Give a warning to the caller's log. */
 void fsdp__log(fsdp_context *ctx, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-static inline void fsdp__lock(fsdp_context *ctx) { pthread_mutex_lock(&ctx->lock); }
-static inline void fsdp__unlock(fsdp_context *ctx) { pthread_mutex_unlock(&ctx->lock); }
+/* A mutex that knows its owner refuses him a second time: ignored, the first unlock would let others in too early. */
+static inline void fsdp__lock(fsdp_context *ctx)
+{
+    int error = pthread_mutex_lock(&ctx->lock);
+    assert(error == 0);
+    (void)error;
+}
+static inline void fsdp__unlock(fsdp_context *ctx)
+{
+    int error = pthread_mutex_unlock(&ctx->lock);
+    assert(error == 0);
+    (void)error;
+}
 /* Does the calling thread hold it? */
 bool fsdp__has_lock(fsdp_context *ctx);
 

@@ -11,26 +11,33 @@ static void store(_Atomic uint64_t *word, uint64_t value) { atomic_store_explici
 /* For the writer, who reads nothing but its own. */
 static uint64_t own(const _Atomic uint64_t *word) { return atomic_load_explicit(word, memory_order_relaxed); }
 
+/* Even: entry i is whole. One that was taken back and written anew has another turn: nobody takes the two for one. */
+static uint64_t stamp_of(uint64_t turn, uint64_t i, bool whole)
+{
+    return turn << FSDP__FLIGHT_TURN_SHIFT | ((2 * i + (whole ? 2 : 1)) & FSDP__FLIGHT_ENTRY_MASK);
+}
+
 /* A reader that sees one of the words sees the odd stamp too, or a later one: each word is released behind it. */
 static void write_entry(fsdp__flight *flight, uint64_t i, const fsdp__flight_entry *entry)
 {
     fsdp__flight_slot *slot = &flight->slot[i % FSDP_FLIGHT_CALLS];
-    store(&slot->stamp, 2 * i + 1);
+    store(&slot->stamp, stamp_of(flight->n_taken_back, i, false));
     for (size_t k = 0; k < FSDP__FLIGHT_WORDS; k++) {
         uint64_t word;
         memcpy(&word, (const char *)entry + k * sizeof word, sizeof word);
         store(&slot->word[k], word);
     }
-    store(&slot->stamp, 2 * i + 2);
+    store(&slot->stamp, stamp_of(flight->n_taken_back, i, true));
 }
 
 bool fsdp__flight_read(const fsdp__flight *flight, uint64_t i, fsdp__flight_entry *out_entry)
 {
     const fsdp__flight_slot *slot = &flight->slot[i % FSDP_FLIGHT_CALLS];
     uint64_t word[FSDP__FLIGHT_WORDS];
-    if (load(&slot->stamp) != 2 * i + 2) return false;
+    uint64_t stamp = load(&slot->stamp);
+    if ((stamp & FSDP__FLIGHT_ENTRY_MASK) != stamp_of(0, i, true)) return false;
     for (size_t k = 0; k < FSDP__FLIGHT_WORDS; k++) word[k] = load(&slot->word[k]);
-    if (load(&slot->stamp) != 2 * i + 2) return false;
+    if (load(&slot->stamp) != stamp) return false;
     memcpy(out_entry, word, sizeof *out_entry);
     return true;
 }
@@ -56,6 +63,7 @@ void fsdp__flight_add(fsdp__flight *flight, uint32_t comm, const fsdp_collective
 /* The hash before the group is where it was: two are kept. The entries that made room for it stay gone. */
 void fsdp__flight_take_back(fsdp__flight *flight, uint32_t comm, uint32_t n)
 {
+    flight->n_taken_back++;
     store(&flight->n, own(&flight->n) - n);
     store(&flight->comm[comm].n, own(&flight->comm[comm].n) - 1);
 }

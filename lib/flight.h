@@ -28,8 +28,11 @@ typedef struct fsdp__flight_entry {
 enum { FSDP__FLIGHT_WORDS = sizeof(fsdp__flight_entry) / sizeof(uint64_t) };
 _Static_assert(sizeof(fsdp__flight_entry) == 15 * sizeof(uint64_t), "with its stamp, two cache lines");
 
+#define FSDP__FLIGHT_TURN_SHIFT 44
+#define FSDP__FLIGHT_ENTRY_MASK (((uint64_t)1 << FSDP__FLIGHT_TURN_SHIFT) - 1)
+
 typedef struct fsdp__flight_slot {
-    _Atomic uint64_t stamp; /* entry i: 2 i + 1 while it is written, then 2 i + 2 */
+    _Atomic uint64_t stamp; /* entry i: 2 i + 1 while it is written, then 2 i + 2; above that, its turn */
     _Atomic uint64_t word[FSDP__FLIGHT_WORDS];
 } fsdp__flight_slot;
 
@@ -40,7 +43,7 @@ typedef struct fsdp__flight {
     struct {
         _Atomic uint64_t n, hash[2]; /* groups so far; the hash after group i is in hash[i % 2] */
     } comm[FSDP__N_COMMS];
-    uint64_t n_host_calls;
+    uint64_t n_host_calls, n_taken_back; /* the writer's */
 } fsdp__flight;
 
 /* One group, about to be enqueued; take_back: it was not, and no other has been added since. */

@@ -39,6 +39,7 @@ fsdp_status fsdp__side_text(fsdp_context *ctx, uint32_t root, const char *mine, 
         memcpy(out_text + at, ctx->votes + (size_t)root * FSDP__VOTE_BYTES, FSDP__VOTE_BYTES);
         if (memchr(out_text + at, 0, FSDP__VOTE_BYTES) != NULL) break; /* on every rank at the same piece */
     }
+    out_text[FSDP__SIDE_TEXT_BYTES - 1] = '\0';
     return FSDP_OK;
 }
 
@@ -72,9 +73,10 @@ fsdp_status fsdp__side_vote(fsdp_context *ctx, fsdp_status mine, const char *wha
         r++;
     }
     if (status == FSDP_OK && first != FSDP_OK) status = fsdp__side_text(ctx, r, own, said);
+    if (mine == FSDP_ERR_ABORTED) return fsdp__context_explain(ctx, fsdp__fail(mine, "%s", own)); /* who, and why */
     if (mine != FSDP_OK) return fsdp__fail(mine, "%s", own);
     if (status != FSDP_OK || first == FSDP_OK) return status;
-    return fsdp__fail((fsdp_status)first, "%s failed on rank %u, so on every rank: %s", what, r, said);
+    return fsdp__fail(fsdp__status_of_peer(first), "%s failed on rank %u, so on every rank: %s", what, r, said);
 }
 
 /* values[i] = Σ over ranks, in rank order. */

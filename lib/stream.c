@@ -221,6 +221,7 @@ fsdp_status fsdp_event_create(fsdp_context *ctx, fsdp_event **out_event)
 {
     FSDP_NEED(ctx);
     FSDP_NEED(out_event);
+    FSDP_TRY(fsdp__context_check(ctx));
     fsdp_event *event = fsdp__host_alloc(&ctx->host, 1, sizeof *event);
     if (event == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_event_create: no host memory");
     event->ctx = ctx;

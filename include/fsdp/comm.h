@@ -28,7 +28,8 @@ FSDP_API uint32_t fsdp_comm_rank(const fsdp_comm *comm);
 FSDP_API uint32_t fsdp_comm_size(const fsdp_comm *comm);
 
 /* All of these: collective, same order and same arguments on every rank; enqueue on @p stream and return; buffers
- * belong to the operation until it is done. @p out_work may be NULL. count may be 0.
+ * belong to the operation until it is done. @p out_work may be NULL. count may be 0. A buffer begins at a multiple of its
+ * dtype's bytes. send and recv have no byte in common, or the call is in place, exactly as it says below: else ARG.
  * Errors: ARG, STATE, NO_HOST_MEMORY: nothing was enqueued. Ranks that call different things all fail with MISMATCH,
  * which names both, at their next call; a rank that never comes is RANK_LOST after the context's timeout_ns. */
 

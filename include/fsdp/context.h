@@ -94,7 +94,8 @@ typedef struct fsdp_config {
  *  Ranks:  collective over the world that backend_config names (a world of one by default).
  *  Thread: a context is driven by one thread at a time; ranks as threads have a context each.
  *  Blocks: until every rank has come, at most timeout_ns.
- *  Errors: ARG; NO_HOST_MEMORY; UNSUPPORTED; RANK_LOST (names the ranks that came). */
+ *  Errors: ARG; NO_HOST_MEMORY, NO_MEMORY, DEVICE (on the other ranks ABORTED, with this rank's sentence); UNSUPPORTED;
+ *  MISMATCH (debug or reduce_comm differ); RANK_LOST (names the ranks that came). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ctx);
 
 /** Close it: waits until its streams are idle (or aborted), then frees everything that is left. NULL is nothing.
@@ -108,7 +109,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_destroy(fsdp_context *ctx);
 FSDP_API void fsdp_context_abort(fsdp_context *ctx, const char *reason);
 
 /** FSDP_OK, or the first error of this context's device, communicators or peers; the call to poll with. Never blocks, but for
- *  the first call that finds a failure between ranks: it asks all of them what they did last, half a second at most. */
+ *  the first call that finds a failure between ranks: it asks all of them what they did last, two seconds at most. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_check(fsdp_context *ctx);
 
 FSDP_API uint32_t fsdp_context_rank(const fsdp_context *ctx);

@@ -71,10 +71,12 @@ typedef struct fsdp_side_channel {
     size_t size;
     void *arg;
     /** all[r * bytes …] = rank r's blob, on every rank; called by one thread at a time, on every rank in the same order.
-     *  Returns FSDP_OK; FSDP_ERR_RANK_LOST once timeout_ns is over; any other error. Its sentence: fsdp_backend_fail. */
+     *  Returns FSDP_OK; FSDP_ERR_RANK_LOST once timeout_ns is over; MISMATCH; ABORTED. Anything else counts as RANK_LOST, and
+     *  every failure is for good. Its sentence: fsdp_backend_fail. It must itself end soon after `aborted` begins to answer:
+     *  nobody can wake a rank inside it, which else hears of an abort only when it returns. */
     fsdp_status (*all_gather)(void *arg, const void *mine, void *all, size_t bytes, uint64_t timeout_ns);
-    /** Tell every rank, from any thread, without blocking; may be NULL: then an abort reaches the ranks of this machine, and
-     *  the others at their deadline. */
+    /** Tell every rank, from any thread, without blocking; may be NULL: then an abort wakes the ranks of this machine that are
+     *  in a collective; who is inside all_gather, or on another machine, hears of it at his deadline. */
     void (*abort)(void *arg, const char *reason);
     /** The reason another rank's abort gave, or NULL; asked often, from any thread; NULL if abort is. */
     const char *(*aborted)(void *arg);

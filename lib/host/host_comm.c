@@ -9,6 +9,7 @@
 #include "check.h"
 #include "host.h"
 #include "host_process.h"
+#include "host_watch.h"
 #include "hostmem.h"
 
 enum { MAX_PARTS = 16 }; /* of a group: lib/comm.h */
@@ -47,11 +48,13 @@ struct comm {
     fsdp__room room;
     fsdp__place *place; /* threads */
     fsdp__peers *peers; /* processes */
+    fsdp__watch *watch; /* their ends; on communicator 0 */
     fsdp_link link;
     uint64_t timeout_ns;
     uint32_t rank, world, index;
-    const fsdp_side_ops *side_ops; /* with side, open until after this is closed */
-    void *side;
+    pthread_mutex_t telling;       /* over side */
+    const fsdp_side_ops *side_ops; /* with side */
+    void *side;                    /* NULL: none, or this is closed, and the side may be */
     fsdp__attached attached;
     uint64_t n_enqueued; /* the host's */
 
@@ -80,6 +83,7 @@ static void say(const void *item_, uint32_t place, char *text, size_t bytes)
 }
 
 static const fsdp__room_kind kind = {same, say, sizeof(item)};
+_Static_assert(sizeof(item) <= FSDP__ROOM_ITEM_BYTES, "an item");
 
 /* ---- Buffers ---- */
 
@@ -275,13 +279,37 @@ static fsdp_status meet(comm *c, const group *g)
 }
 
 /* This rank will not come: its peers learn it now, not at their deadline. */
-static fsdp_status give_up(comm *c, const group *g, const char *why)
+static fsdp_status give_up(comm *c, const group *g)
 {
     char what[400], reason[400];
-    snprintf(reason, sizeof reason, "%s", why);
+    fsdp_status why = fsdp__host_device_check(c->dev);
+    snprintf(reason, sizeof reason, "%s", fsdp_last_error());
     fsdp__call_describe(&g->item.part[0].call, what, sizeof what);
-    return fsdp__room_fail(&c->room, FSDP_ERR_RANK_LOST, "%s: rank %u of %u did not come: %s", what, c->rank, c->world,
-                           reason);
+    /* Aborted it is not lost: whoever aborts tells why. */
+    return fsdp__room_fail(&c->room, why == FSDP_ERR_ABORTED ? why : FSDP_ERR_RANK_LOST,
+                           "%s: rank %u of %u did not come: %s", what, c->rank, c->world, reason);
+}
+
+/* Every rank's host hears of it now; one that is inside a host call would wait there for as long again. The sentence is in
+ * fsdp_last_error(), and stays. */
+static fsdp_status tell_hosts(comm *c, fsdp_status status)
+{
+    if (status != FSDP_ERR_MISMATCH && status != FSDP_ERR_RANK_LOST) return status;
+    char sentence[FSDP__SENTENCE_BYTES];
+    snprintf(sentence, sizeof sentence, "%s", fsdp_last_error());
+    pthread_mutex_lock(&c->telling);
+    if (c->side != NULL) c->side_ops->fail(c->side, status, sentence);
+    pthread_mutex_unlock(&c->telling);
+    return fsdp__fail(status, "%s", sentence);
+}
+
+/* The watch's. Who has left the room is free to end. */
+static void peer_gone(void *arg, uint32_t rank)
+{
+    comm *c = arg;
+    if (fsdp__room_has_left(&c->room, rank)) return;
+    (void)tell_hosts(c, fsdp__fail(FSDP_ERR_RANK_LOST, "rank %u is gone: its process ended", rank));
+    (void)fsdp__room_fail(&c->room, FSDP_ERR_RANK_LOST, "rank %u is gone: its process ended", rank);
 }
 
 /* Out of the room, and away with it. */
@@ -299,6 +327,7 @@ static void comm_free(comm *c)
         c->free_groups = g->next_free;
         fsdp__host_free(c->host, g, 1, sizeof *g);
     }
+    pthread_mutex_destroy(&c->telling);
     pthread_mutex_destroy(&c->lock);
     fsdp__host_free(c->host, c, 1, sizeof *c);
 }
@@ -320,13 +349,7 @@ static fsdp_status run(void *arg, bool skip)
 {
     group *g = arg;
     comm *c = g->comm;
-    fsdp_status status;
-    if (skip) {
-        (void)fsdp__host_device_check(c->dev); /* for its sentence */
-        status = give_up(c, g, fsdp_last_error());
-    } else {
-        status = meet(c, g);
-    }
+    fsdp_status status = tell_hosts(c, skip ? give_up(c, g) : meet(c, g));
     group_release(c, g);
     return status;
 }
@@ -373,7 +396,7 @@ static fsdp_status enqueue(void *comm_, void *stream, const fsdp_collective *lis
     }
     /* A device that has failed refuses: peers must not wait for this rank. */
     if (fsdp__host_device_check(c->dev) != FSDP_OK) {
-        (void)give_up(c, g, fsdp_last_error());
+        (void)give_up(c, g);
         (void)fsdp__host_device_check(c->dev);
     }
     group_release(c, g);
@@ -386,7 +409,7 @@ static fsdp_status enqueue(void *comm_, void *stream, const fsdp_collective *lis
 static void comm_abort(void *comm_)
 {
     comm *c = comm_;
-    fsdp_status why = c->side != NULL ? c->side_ops->check(c->side) : FSDP_OK;
+    fsdp_status why = c->side != NULL ? c->side_ops->check(c->side) : FSDP_OK; /* it is open as long as this is */
     if (why != FSDP_OK) (void)fsdp__room_fail(&c->room, why, "%s", fsdp_last_error());
     (void)fsdp__room_fail(&c->room, FSDP_ERR_ABORTED, "rank %u aborted communicator %u", c->rank, c->index);
 }
@@ -405,6 +428,10 @@ static fsdp_status join(comm *c, const fsdp_comm_args *args, const fsdp__host_se
         shared = fsdp__place_shared(c->place);
     }
     fsdp__room_init(&c->room, shared, &kind, setup->rank, setup->world, setup->processes, args->timeout_ns);
+    if (c->peers == NULL || c->index != 0) return FSDP_OK;
+    int pidfd[FSDP__ROOM_WORLD];
+    fsdp__peers_take_pidfds(c->peers, pidfd);
+    c->watch = fsdp__watch_open(c->host, pidfd, c->world, peer_gone, c);
     return FSDP_OK;
 }
 
@@ -427,6 +454,7 @@ static fsdp_status comm_open(const fsdp_comm_args *args, void **out_comm)
     c->side_ops = args->side_ops;
     c->side = args->side;
     pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->telling, NULL);
     fsdp_status status = join(c, args, &setup);
     if (status != FSDP_OK) {
         comm_free(c);
@@ -443,6 +471,10 @@ static void comm_close(void *comm_)
 {
     comm *c = comm_;
     fsdp__host_detach(c->dev, &c->attached);
+    fsdp__watch_close(c->watch);
+    pthread_mutex_lock(&c->telling);
+    c->side = NULL;
+    pthread_mutex_unlock(&c->telling);
     pthread_mutex_lock(&c->lock);
     uint32_t n_pending = c->n_pending;
     c->closed = true;

@@ -1,7 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /* The host backend's config, checked once for all three of its tables. */
+#include <string.h>
+
 #include "check.h"
 #include "host.h"
+
+/* What a launch filled by hand may have wrong, beside rank and world. */
+static fsdp_status check_launch(const fsdp_launch *launch)
+{
+    if (launch->local_world > launch->world || launch->local_rank >= launch->local_world)
+        return fsdp__fail(
+            FSDP_ERR_ARG,
+            "fsdp_launch: local_rank %u in a local_world of %u in a world of %u: they are a rank among the "
+            "ranks of this machine, and the number of those",
+            launch->local_rank, launch->local_world, launch->world);
+    if (memchr(launch->address, 0, sizeof launch->address) == NULL)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch.address has no end within its %zu bytes", sizeof launch->address);
+    if (strcmp(launch->address, "@") == 0)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch.address is \"@\" with no name behind it");
+    return FSDP_OK;
+}
 
 static fsdp_status read_launch(const fsdp_host_config *config, fsdp__host_setup *out)
 {
@@ -14,6 +32,7 @@ static fsdp_status read_launch(const fsdp_host_config *config, fsdp__host_setup 
                           config->rank);
     if (launch.world == 0 || launch.rank >= launch.world)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch: rank %u in a world of %u", launch.rank, launch.world);
+    FSDP_TRY(check_launch(&launch));
     if (launch.world > FSDP__ROOM_WORLD)
         return fsdp__fail(FSDP_ERR_UNSUPPORTED,
                           "fsdp_launch: a world of %u: the host backend's shared memory takes %d ranks of one machine",

@@ -3,12 +3,36 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "check.h"
 #include "hostmem.h"
+
+int fsdp__file_resize(int file, uint64_t bytes)
+{
+    struct rlimit limit;
+    if (bytes > INT64_MAX ||
+        (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur)) {
+        errno = EFBIG;
+        return -1;
+    }
+    return ftruncate(file, (off_t)bytes);
+}
+
+void fsdp__file_words(int error, char *text, size_t bytes)
+{
+    struct rlimit limit;
+    if (error == EFBIG && getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        snprintf(text, bytes,
+                 "the limit on file size (ulimit -f) is %llu bytes, and memory between processes is a file",
+                 (unsigned long long)limit.rlim_cur);
+    else if (error == ENOMEM) snprintf(text, bytes, "ENOMEM (the machine, or its limit on address space, is full)");
+    else snprintf(text, bytes, "%s", strerror(error));
+}
 
 fsdp_status fsdp__memory_open(fsdp__memory *memory, const fsdp_host_allocator *host, bool shared)
 {
@@ -67,7 +91,7 @@ static void *take_of_file(fsdp__memory *memory, uint64_t bytes)
         return MAP_FAILED;
     uint64_t whole = (bytes + memory->page - 1) / memory->page * memory->page, offset = free_offset(memory, whole);
     if (offset + whole > memory->end) {
-        if (ftruncate(memory->file, (off_t)(offset + whole)) != 0) return MAP_FAILED;
+        if (fsdp__file_resize(memory->file, offset + whole) != 0) return MAP_FAILED;
         memory->end = offset + whole;
     }
     void *ptr = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, memory->file, (off_t)offset);
@@ -89,11 +113,13 @@ fsdp_status fsdp__memory_take(fsdp__memory *memory, uint64_t bytes, bool pinned,
     } else {
         ptr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
-    if (ptr == MAP_FAILED)
-        return fsdp__fail(
-            pinned ? FSDP_ERR_NO_HOST_MEMORY : FSDP_ERR_NO_MEMORY, "host device: mmap of %llu %sbytes failed: %s",
-            (unsigned long long)bytes, pinned ? "pinned " : "",
-            errno == ENOMEM ? "ENOMEM (the machine, or its limit on address space, is full)" : strerror(errno));
+    if (ptr == MAP_FAILED) {
+        char words[160];
+        fsdp__file_words(errno, words, sizeof words);
+        return fsdp__fail(pinned ? FSDP_ERR_NO_HOST_MEMORY : FSDP_ERR_NO_MEMORY,
+                          "host device: mmap of %llu %sbytes failed: %s", (unsigned long long)bytes,
+                          pinned ? "pinned " : "", words);
+    }
     *out_ptr = ptr;
     return FSDP_OK;
 }

@@ -23,6 +23,11 @@ typedef struct fsdp__memory {
     uint64_t end, page;
 } fsdp__memory;
 
+/* As ftruncate; beyond this process's limit on file size it fails with EFBIG, where ftruncate would send SIGXFSZ too. */
+int fsdp__file_resize(int file, uint64_t bytes);
+/* What errno says of memory that is a file. */
+void fsdp__file_words(int error, char *text, size_t bytes);
+
 /* Errors: NO_MEMORY (no file can be made). */
 fsdp_status fsdp__memory_open(fsdp__memory *memory, const fsdp_host_allocator *host, bool shared);
 void fsdp__memory_close(fsdp__memory *memory);

@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "hash.h"
+#include "host_watch.h"
 #include "hostmem.h"
 
 enum { MAX_WINDOWS = 64, TEXT_BYTES = 252 };
@@ -23,7 +24,7 @@ typedef struct window {
 } window;
 
 typedef struct peer {
-    int memory;
+    int memory, pidfd; /* -1: none */
     window window[MAX_WINDOWS];
 } peer;
 
@@ -45,16 +46,20 @@ typedef struct hello {
     fsdp_link link;
 } hello;
 
-static uint64_t machine_id(void)
+static const char boot_id[] = "/proc/sys/kernel/random/boot_id";
+
+static fsdp_status read_machine(uint32_t rank, uint64_t *out_machine)
 {
     char id[64];
     ssize_t n = -1;
-    int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    int file = open(boot_id, O_RDONLY | O_CLOEXEC);
     if (file >= 0) {
         n = read(file, id, sizeof id);
         close(file);
     }
-    return n > 0 ? fsdp__hash_bytes(FSDP__HASH_SEED, id, (size_t)n) : 0;
+    if (n <= 0) return fsdp__fail(FSDP_ERR_UNSUPPORTED, "rank %u cannot read %s: %s", rank, boot_id, strerror(errno));
+    *out_machine = fsdp__hash_bytes(FSDP__HASH_SEED, id, (size_t)n);
+    return FSDP_OK;
 }
 
 static uint64_t inode_of(int file)
@@ -123,6 +128,7 @@ void fsdp__peers_close(fsdp__peers *peers)
         peer *p = &peers->peer[r];
         for (int i = 0; i < MAX_WINDOWS; i++) unmap(&p->window[i]);
         if (p->memory >= 0) close(p->memory);
+        if (p->pidfd >= 0) close(p->pidfd);
     }
     if (peers->room != NULL) munmap(peers->room, peers->room_bytes);
     fsdp__host_free(peers->host, peers, 1, sizeof *peers + peers->world * sizeof *peers->peer);
@@ -130,16 +136,26 @@ void fsdp__peers_close(fsdp__peers *peers)
 
 fsdp__room_shared *fsdp__peers_room(fsdp__peers *peers) { return peers->room; }
 
+void fsdp__peers_take_pidfds(fsdp__peers *peers, int *out_pidfd)
+{
+    for (uint32_t r = 0; r < peers->world; r++) {
+        out_pidfd[r] = peers->peer[r].pidfd;
+        peers->peer[r].pidfd = -1;
+    }
+}
+
 /* Rank 0: a new file for the room. */
 static fsdp_status make_room(const fsdp__peers *peers, int *out_file)
 {
     int file = memfd_create("fsdp room", MFD_CLOEXEC);
-    if (file >= 0 && ftruncate(file, (off_t)peers->room_bytes) == 0) {
+    if (file >= 0 && fsdp__file_resize(file, peers->room_bytes) == 0) {
         *out_file = file;
         return FSDP_OK;
     }
-    fsdp_status status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "a room of %zu bytes between processes: %s",
-                                    peers->room_bytes, strerror(errno));
+    char words[256];
+    fsdp__file_words(errno, words, sizeof words);
+    fsdp_status status =
+        fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "a room of %zu bytes between processes: %s", peers->room_bytes, words);
     if (file >= 0) close(file);
     return status;
 }
@@ -153,12 +169,12 @@ static fsdp_status vote(const fsdp_comm_args *args, uint32_t world, fsdp_status 
     } ballot;
     ballot own = {.status = mine}, all[FSDP__ROOM_WORLD];
     if (mine != FSDP_OK) snprintf(own.text, sizeof own.text, "%s", fsdp_last_error());
-    fsdp_status status = args->side_ops->all_gather(args->side, &own, all, sizeof own, args->timeout_ns);
+    /* A rank that has gone is why another one cannot see its memory. */
+    FSDP_TRY(args->side_ops->all_gather(args->side, &own, all, sizeof own, args->timeout_ns));
+    fsdp_status status = FSDP_OK;
     for (uint32_t r = 0; status == FSDP_OK && r < world; r++)
         if (all[r].status != FSDP_OK)
-            status = fsdp__fail((fsdp_status)all[r].status, "rank %u: %.*s", r, TEXT_BYTES, all[r].text);
-    /* A rank that has gone is why another one cannot see its memory. */
-    if (args->side_ops->check(args->side) != FSDP_OK) return args->side_ops->check(args->side);
+            status = fsdp__fail(fsdp__status_of_peer(all[r].status), "rank %u: %.*s", r, TEXT_BYTES, all[r].text);
     return mine != FSDP_OK ? fsdp__fail(mine, "%s", own.text) : status;
 }
 
@@ -175,12 +191,16 @@ static fsdp_status open_of(fsdp__peers *peers, const hello *all, uint32_t rank)
         return fsdp__fail(FSDP_ERR_MISMATCH, "fsdp_host_config.link differs between rank %u and rank %u", peers->rank,
                           rank);
     if (rank == peers->rank) return FSDP_OK;
+    peers->peer[rank].pidfd = fsdp__pidfd_open(h->pid); /* first: if its file is there afterwards, it is that process */
     peers->peer[rank].memory = open_file_of(h, h->memory, h->memory_inode, O_RDONLY);
     if (peers->peer[rank].memory >= 0) return FSDP_OK;
+    if (errno != ESTALE && errno != ENOENT && errno != EACCES)
+        return fsdp__fail(FSDP_ERR_UNSUPPORTED, "rank %u cannot open the memory of rank %u (process %" PRId32 "): %s",
+                          peers->rank, rank, h->pid, strerror(errno));
     return fsdp__fail(
         FSDP_ERR_UNSUPPORTED,
         "rank %u cannot open the memory of rank %u (process %" PRId32 "): %s: ranks as processes need the same user "
-        "and the same PID namespace (container)",
+        "and the same PID namespace (container), and /proc",
         peers->rank, rank, h->pid, errno == ESTALE ? "another process has that number here" : strerror(errno));
 }
 
@@ -199,10 +219,11 @@ static fsdp_status map_room(fsdp__peers *peers, const hello *first, int own_file
 }
 
 /* Everything but the votes. */
-static fsdp_status meet(const fsdp_comm_args *args, const fsdp__host_setup *setup, fsdp__peers *peers, int file)
+static fsdp_status meet(const fsdp_comm_args *args, const fsdp__host_setup *setup, fsdp__peers *peers, int file,
+                        uint64_t machine)
 {
     const fsdp__host_device *dev = args->dev;
-    hello own = {.machine = machine_id(),
+    hello own = {.machine = machine,
                  .memory_inode = inode_of(dev->memory.file),
                  .room_inode = file >= 0 ? inode_of(file) : 0,
                  .pid = (int32_t)getpid(),
@@ -222,6 +243,7 @@ fsdp_status fsdp__peers_open(const fsdp_comm_args *args, const fsdp__host_setup 
     uint32_t world = setup->world;
     size_t bytes = sizeof(fsdp__peers) + world * sizeof(peer);
     int file = -1;
+    uint64_t machine = 0;
     fsdp__peers *peers = fsdp__host_alloc(args->host, 1, bytes);
     fsdp_status status = FSDP_OK;
     if (peers == NULL) {
@@ -232,11 +254,12 @@ fsdp_status fsdp__peers_open(const fsdp_comm_args *args, const fsdp__host_setup 
         peers->rank = setup->rank;
         peers->world = world;
         peers->room_bytes = fsdp__room_shared_bytes(world);
-        for (uint32_t r = 0; r < world; r++) peers->peer[r].memory = -1;
-        if (setup->rank == 0) status = make_room(peers, &file);
+        for (uint32_t r = 0; r < world; r++) peers->peer[r].memory = peers->peer[r].pidfd = -1;
+        status = read_machine(setup->rank, &machine);
+        if (status == FSDP_OK && setup->rank == 0) status = make_room(peers, &file);
     }
     status = vote(args, world, status);
-    if (status == FSDP_OK) status = meet(args, setup, peers, file);
+    if (status == FSDP_OK) status = meet(args, setup, peers, file, machine);
     if (file >= 0) close(file); /* every rank that could has mapped it */
     if (status == FSDP_OK) *out_peers = peers;
     else fsdp__peers_close(peers);

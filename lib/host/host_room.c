@@ -108,9 +108,10 @@ fsdp_status fsdp__room_fail(fsdp__room *room, fsdp_status status, const char *fo
     if (!has_failed(room)) {
         memcpy(room->shared->slot[room->rank].sentence, sentence, sizeof sentence);
         uint64_t none = 0, failure = (uint64_t)(room->rank + 1) << 32 | (uint32_t)status;
-        if (atomic_compare_exchange_strong(&room->shared->failure, &none, failure)) wake(room);
+        (void)atomic_compare_exchange_strong(&room->shared->failure, &none, failure);
     }
     pthread_mutex_unlock(&room->failing);
+    wake(room); /* also if it had failed: who failed it may have been killed before it woke anybody */
     return fsdp__room_check(room);
 }
 
@@ -119,6 +120,8 @@ fsdp_status fsdp__room_fail(fsdp__room *room, fsdp_status status, const char *fo
 static fsdp_status fail_out(fsdp__room *room)
 {
     fsdp__room_shared *sh = room->shared;
+    /* Who waits for this rank to have read; and, as in fsdp__room_fail, its own other streams. */
+    wake(room);
     for (uint32_t r = 0; r < room->world && !room->between_processes; r++) {
         for (;;) {
             uint32_t seen = atomic_load(&sh->events);
@@ -137,7 +140,6 @@ static bool begin_reading(fsdp__room *room)
     atomic_store(&room->shared->slot[room->rank].reading, 1);
     if (!has_failed(room)) return true;
     atomic_store(&room->shared->slot[room->rank].reading, 0);
-    wake(room);
     return false;
 }
 
@@ -179,14 +181,21 @@ static void lose(fsdp__room *room, uint32_t rank, const bool *missing, const cha
     (void)fsdp__room_fail(room, FSDP_ERR_RANK_LOST, "%s: %s of %u %s", what, names, room->world, how);
 }
 
-static void lose_late(fsdp__room *room, const _Atomic uint64_t *(*count)(const fsdp__room *, uint32_t), uint64_t target,
+/* The deadline is over. False: nobody is late; the last rank came this moment, or has stopped between coming and saying that
+ * all are there, and who sees it says so in its place. */
+static bool lose_late(fsdp__room *room, const _Atomic uint64_t *(*count)(const fsdp__room *, uint32_t), uint64_t target,
                       const char *verb, uint64_t timeout_ns)
 {
-    bool missing[FSDP__ROOM_WORLD];
+    bool missing[FSDP__ROOM_WORLD], any = false;
     char how[64];
-    for (uint32_t r = 0; r < room->world; r++) missing[r] = atomic_load(count(room, r)) < target;
+    for (uint32_t r = 0; r < room->world; r++) {
+        missing[r] = atomic_load(count(room, r)) < target;
+        any = any || missing[r];
+    }
+    if (!any) return false;
     snprintf(how, sizeof how, "did not %s within %.3f s", verb, (double)timeout_ns * 1e-9);
     lose(room, room->rank, missing, how);
+    return true;
 }
 
 static const _Atomic uint64_t *arrived_of(const fsdp__room *room, uint32_t rank)
@@ -219,7 +228,8 @@ static void wait_for_own(fsdp__room *room, uint64_t number)
     atomic_fetch_sub(&room->own_waiting, 1);
 }
 
-/* The last rank to come compares all items before anybody reads. */
+/* The last rank to come compares all items before anybody reads. Done twice it does no harm: nobody goes on to another
+ * meeting before all that have come to this one. */
 static void complete(fsdp__room *room, uint64_t number)
 {
     uint32_t place = 0;
@@ -242,7 +252,7 @@ static void wait_for_peers(fsdp__room *room, uint64_t number, uint64_t timeout_n
     }
     if (wait_until(room, &room->shared->complete, number, deadline_ns)) return;
     if (differ(room, number, &place)) fail_differing(room, number, place);
-    else lose_late(room, arrived_of, number, "come", timeout_ns);
+    else if (!lose_late(room, arrived_of, number, "come", timeout_ns)) complete(room, number);
 }
 
 fsdp_status fsdp__room_enter(fsdp__room *room, uint64_t number, const void *item, uint64_t timeout_ns,
@@ -279,11 +289,12 @@ fsdp_status fsdp__room_sync(fsdp__room *room, bool more_phases)
     if (atomic_fetch_add(&sh->n_synced, 1) + 1 == phase * room->world) {
         atomic_store(&sh->phases, phase);
         wake(room);
-    } else if (has_failed(room)) {
+    }
+    if (!wait_until(room, &sh->phases, phase, deadline_ns) &&
+        !lose_late(room, synced_of, phase, "finish", room->timeout_ns)) {
+        atomic_store(&sh->phases, phase);
         wake(room);
     }
-    if (!wait_until(room, &sh->phases, phase, deadline_ns))
-        lose_late(room, synced_of, phase, "finish", room->timeout_ns);
     if (atomic_load(&sh->phases) < phase) return fail_out(room);
     if (more_phases && !begin_reading(room)) return fail_out(room);
     return FSDP_OK;
@@ -302,6 +313,11 @@ fsdp_status fsdp__room_leave(fsdp__room *room, uint64_t not_before_ns, uint64_t 
     atomic_store(&room->left, room->number);
     if (atomic_load(&room->own_waiting) > 0) wake(room);
     return status;
+}
+
+bool fsdp__room_has_left(const fsdp__room *room, uint32_t rank)
+{
+    return atomic_load(&room->shared->closed) >> rank & 1;
 }
 
 void fsdp__room_quit(fsdp__room *room)

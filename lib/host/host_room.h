@@ -83,5 +83,6 @@ fsdp_status fsdp__room_leave(fsdp__room *room, uint64_t not_before_ns, uint64_t 
 fsdp_status fsdp__room_fail(fsdp__room *room, fsdp_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 fsdp_status fsdp__room_check(const fsdp__room *room);
+bool fsdp__room_has_left(const fsdp__room *room, uint32_t rank); /* for good */
 
 #endif

@@ -46,6 +46,7 @@ static void say(const void *item, uint32_t place, char *text, size_t bytes)
 }
 
 static const fsdp__room_kind kind = {same, say, sizeof(blob)};
+_Static_assert(sizeof(blob) <= FSDP__ROOM_ITEM_BYTES, "an item");
 
 /* ---- Words ---- */
 

@@ -48,7 +48,7 @@ static fsdp_status read_reason(const char **reason)
     for (int status = -100; status < 0; status++) {
         const char *name = fsdp_status_name((fsdp_status)status);
         size_t length = strlen(name);
-        if (name[length - 1] == '?' || strncmp(*reason, name, length) != 0 || strncmp(*reason + length, ": ", 2) != 0)
+        if (!fsdp__is_failure(status) || strncmp(*reason, name, length) != 0 || strncmp(*reason + length, ": ", 2) != 0)
             continue;
         *reason += length + 2;
         return (fsdp_status)status;
@@ -82,8 +82,16 @@ static void own_fail(void *side, fsdp_status status, const char *sentence)
     if (s->channel.abort != NULL) s->channel.abort(s->channel.arg, reason);
 }
 
+/* A side channel loses a rank, hears that ranks differ, or of an abort. Whatever else its function says is a rank lost: a
+ * caller that may ask again after a TIMEOUT, say, cannot ask a channel again whose ranks have no longer the same calls behind
+ * them. */
+static fsdp_status as_loss(fsdp_status status)
+{
+    return status == FSDP_ERR_MISMATCH || status == FSDP_ERR_ABORTED ? status : FSDP_ERR_RANK_LOST;
+}
+
 /* The caller's function, and what it says if it fails: that is for good. */
-static fsdp_status gather(own_side *s, const void *mine, void *all, size_t bytes, uint64_t timeout_ns)
+static fsdp_status ask(own_side *s, const void *mine, void *all, size_t bytes, uint64_t timeout_ns)
 {
     FSDP_TRY(own_check(s));
     char before[FSDP__ERROR_BYTES], text[FSDP__ERROR_BYTES];
@@ -91,15 +99,30 @@ static fsdp_status gather(own_side *s, const void *mine, void *all, size_t bytes
     uint64_t number = ++s->n_calls;
     fsdp_status status = s->channel.all_gather(s->channel.arg, mine, all, bytes, timeout_ns);
     if (status == FSDP_OK) return FSDP_OK;
-    bool known = strcmp(fsdp_status_name(status), "FSDP_ERR_?") != 0;
     FSDP_IGNORE(own_check(s)); /* does it fail because of another rank's reason? */
     if (atomic_load(&s->status) == FSDP_OK) {
         const char *said = strcmp(fsdp_last_error(), before) != 0 ? fsdp_last_error() : "it gave no sentence";
+        const char *name = fsdp__is_failure(status) ? fsdp_status_name(status) : "what is no status";
         snprintf(text, sizeof text,
                  "side channel #%" PRIu64 " of %zu bytes: the caller's all_gather returned %s (%d): %.6000s", number,
-                 bytes, fsdp_status_name(status), (int)status, said);
-        own_fail(s, known ? status : FSDP_ERR_RANK_LOST, text);
+                 bytes, name, (int)status, said);
+        own_fail(s, as_loss(status), text);
     }
+    return own_check(s);
+}
+
+/* As ask; and a function that says OK has at least brought this rank's own blob. */
+static fsdp_status gather(own_side *s, const void *mine, void *all, size_t bytes, uint64_t timeout_ns)
+{
+    FSDP_TRY(ask(s, mine, all, bytes, timeout_ns));
+    if (bytes == 0 || memcmp((const char *)all + s->rank * bytes, mine, bytes) == 0) return FSDP_OK;
+    char text[FSDP__SENTENCE_BYTES];
+    snprintf(text, sizeof text,
+             "side channel #%" PRIu64
+             " of %zu bytes: the caller's all_gather returned FSDP_OK, and what lies in rank %" PRIu32
+             "'s place on that rank is not what it gave: all[r * bytes ...] must be rank r's blob",
+             s->n_calls, bytes, s->rank);
+    own_fail(s, FSDP_ERR_MISMATCH, text);
     return own_check(s);
 }
 
@@ -166,7 +189,7 @@ static fsdp_status try_it(own_side *s, uint64_t timeout_ns)
 {
     ballot mine = {s->rank, s->world, 0}, *all = (void *)(s + 1);
     if (s->world == 1) return FSDP_OK;
-    FSDP_TRY(gather(s, &mine, all, sizeof mine, timeout_ns));
+    FSDP_TRY(ask(s, &mine, all, sizeof mine, timeout_ns));
     s->n_calls = 0;
     for (uint32_t r = 0; r < s->world; r++)
         if (all[r].bytes != r || all[r].root != s->world)

@@ -102,6 +102,7 @@ static fsdp_status read_launch(const fsdp_side_args *args, fsdp_launch *launch, 
     *out_listener = launch->rank == 0 ? config->listener : -1;
     if (memchr(launch->address, 0, sizeof launch->address) == NULL)
         return fsdp__fail(FSDP_ERR_ARG, "side channel: the address has no end");
+    FSDP_TRY(fsdp__place_check(launch));
     bool has_port = launch->port != 0 || launch->address[0] == '@' || *out_listener >= 0;
     if (launch->world > 1 && ((launch->address[0] == '\0' && *out_listener < 0) || !has_port))
         return fsdp__fail(FSDP_ERR_ARG,

@@ -80,6 +80,20 @@ static bool local_address(const char *name, any_address *out, socklen_t *out_byt
     return true;
 }
 
+fsdp_status fsdp__place_check(const fsdp_launch *launch)
+{
+    any_address address;
+    socklen_t bytes;
+    if (launch->address[0] != '@' || local_address(launch->address, &address, &bytes)) return FSDP_OK;
+    size_t length = strlen(launch->address) - 1;
+    if (length == 0) return fsdp__fail(FSDP_ERR_ARG, "side channel: the address is \"@\" with no name behind it");
+    return fsdp__fail(
+        FSDP_ERR_ARG,
+        "side channel: the name behind the @ of the address is %zu bytes long, and a Unix socket's has at "
+        "most %zu: \"%.32s...\"",
+        length, sizeof address.local.sun_path - 1, launch->address);
+}
+
 static int resolve(const fsdp_launch *launch, int flags, struct addrinfo **out_list)
 {
     char port[8];

@@ -166,6 +166,18 @@ static void one_turn(door *d)
     if (s->polls[0].revents != 0) let_them_knock(d);
 }
 
+/* All have come: whoever has left since it was looked at last has not. */
+static bool look_once_more(fsdp__star *s)
+{
+    bool all = true;
+    for (uint32_t r = 1; r < s->world; r++) {
+        struct pollfd one = {.fd = s->links[r].fd, .events = POLLIN};
+        if (poll(&one, 1, 0) > 0) fsdp__link_receive(s, &s->links[r]);
+        all = all && s->links[r].came;
+    }
+    return all;
+}
+
 /* ---- How it ends ---- */
 
 static size_t put_turned(const door *d, char *text, size_t bytes)
@@ -255,7 +267,7 @@ fsdp_status fsdp__star_form(fsdp__star *s, const fsdp_launch *launch, int listen
     d.deadline_ns = fsdp__star_after(fsdp__star_now(), timeout_ns);
     (void)fcntl(listener, F_SETFL, fcntl(listener, F_GETFL) | O_NONBLOCK);
     s->forming = true;
-    while (count_came(s) < s->world - 1) {
+    while (count_came(s) < s->world - 1 || !look_once_more(s)) {
         bool late = fsdp__star_now() >= d.deadline_ns;
         if (late || s->late_ns > 0) {
             char text[FSDP__SENTENCE_BYTES];

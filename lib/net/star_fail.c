@@ -14,11 +14,7 @@ void fsdp__star_describe(const fsdp__said *said, uint64_t number, char *text, si
         snprintf(text + n, bytes - (size_t)n, " from rank %" PRIu32, said->root);
 }
 
-bool fsdp__star_is_failure(uint32_t status)
-{
-    fsdp_status as = (fsdp_status)(int32_t)status;
-    return as != FSDP_OK && strcmp(fsdp_status_name(as), "FSDP_ERR_?") != 0;
-}
+bool fsdp__star_is_failure(uint32_t status) { return fsdp__is_failure((int32_t)status); }
 
 fsdp_status fsdp__star_check(fsdp__star *s)
 {

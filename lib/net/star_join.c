@@ -19,7 +19,8 @@ typedef struct attempt {
     const fsdp_launch *launch;
     uint64_t need, timeout_ns, deadline_ns;
     int fd;
-    char why[160]; /* the last try came to nothing */
+    char why[160];  /* the last try came to nothing */
+    bool is_rank_0; /* though it was rank 0 that answered */
 } attempt;
 
 /* Exactly so many bytes. False: why says what came instead. */
@@ -124,6 +125,7 @@ static fsdp_status try_once(attempt *a, bool *out_in)
         snprintf(a->why, sizeof a->why, "what listens there is not rank 0 of libfsdp");
         return FSDP_OK;
     }
+    a->is_rank_0 = true;
     switch (fsdp__get_u32(answer + 8)) {
     case FSDP__ANSWER_WELCOME: return wait_for_start(a, out_in);
     case FSDP__ANSWER_LATER:
@@ -131,6 +133,15 @@ static fsdp_status try_once(attempt *a, bool *out_in)
         return FSDP_OK;
     default: return refused(a, answer);
     }
+}
+
+/* Nobody, or somebody else, is where this rank looks for rank 0. */
+static const char *what_to_check(const attempt *a)
+{
+    if (a->is_rank_0) return "";
+    return a->launch->address[0] == '@'
+               ? ": are FSDP_NONCE, the world and the user the same on all ranks?"
+               : ": is that rank 0's address and port, and is the job the same (FSDP_NONCE, world)?";
 }
 
 fsdp_status fsdp__star_join(const fsdp_launch *launch, uint64_t need, uint64_t timeout_ns, int *out_fd)
@@ -141,9 +152,9 @@ fsdp_status fsdp__star_join(const fsdp_launch *launch, uint64_t need, uint64_t t
     for (;;) {
         bool in = false;
         fsdp_status status = FSDP_OK;
-        char before[sizeof a.why];
-        memcpy(before, a.why, sizeof before);
-        bool is_cut = fsdp__star_after(fsdp__star_now(), CUT_NS) > a.deadline_ns && before[0] != '\0';
+        attempt before = a;
+        bool is_cut = fsdp__star_after(fsdp__star_now(), CUT_NS) > a.deadline_ns && before.why[0] != '\0';
+        a.is_rank_0 = false;
         a.fd = fsdp__place_connect(launch, a.deadline_ns, a.why, sizeof a.why);
         if (a.fd >= 0) status = try_once(&a, &in);
         if (in) {
@@ -154,14 +165,15 @@ fsdp_status fsdp__star_join(const fsdp_launch *launch, uint64_t need, uint64_t t
         if (status != FSDP_OK) return status;
         uint64_t now_ns = fsdp__star_now();
         if (now_ns >= a.deadline_ns) {
-            if (is_cut) memcpy(a.why, before, sizeof before);
+            if (is_cut) a = before;
             break;
         }
         uint64_t left_ns = a.deadline_ns - now_ns, sleep_ns = pause_ns < left_ns ? pause_ns : left_ns;
         nanosleep(&(struct timespec){0, (long)sleep_ns}, NULL);
         pause_ns = pause_ns * 3 / 2 < LONGEST_PAUSE_NS ? pause_ns * 3 / 2 : LONGEST_PAUSE_NS;
     }
-    return fsdp__fail(FSDP_ERR_RANK_LOST,
-                      "side channel: rank %" PRIu32 " of %" PRIu32 " was not let in by rank 0 at %s within %.3f s: %s",
-                      launch->rank, launch->world, fsdp__place_of(launch).text, (double)timeout_ns * 1e-9, a.why);
+    return fsdp__fail(
+        FSDP_ERR_RANK_LOST,
+        "side channel: rank %" PRIu32 " of %" PRIu32 " was not let in by rank 0 at %s within %.3f s: %s%s",
+        launch->rank, launch->world, fsdp__place_of(launch).text, (double)timeout_ns * 1e-9, a.why, what_to_check(&a));
 }

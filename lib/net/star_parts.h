@@ -218,6 +218,8 @@ void fsdp__star_stop_thread(fsdp__star *s); /* says goodbye first */
 typedef struct fsdp__place {
     char text[FSDP_ADDRESS_BYTES + 16]; /* "host:port", for sentences */
 } fsdp__place;
+/* Errors: ARG: "@" without a name, or with one that is longer than a Unix socket's. */
+fsdp_status fsdp__place_check(const fsdp_launch *launch);
 fsdp__place fsdp__place_of(const fsdp_launch *launch);
 void fsdp__errno_words(int error, char *text, size_t bytes);
 /* A socket that listens at launch's place. Retries while the port is taken, up to deadline_ns and 2 s. */

@@ -261,6 +261,7 @@ static void a_rank_that_has_failed_elsewhere_tells_its_peers_at_once(void **stat
 
 static void one_closes_early(member *r)
 {
+    meet(r); /* all have opened everything */
     if (r->rank == 1) {
         close_comm(r, 0);
         return;

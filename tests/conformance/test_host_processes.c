@@ -3,6 +3,7 @@
  * by the caller's own. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "comm_suite.h"
 #include "hostmem.h"
@@ -210,6 +211,101 @@ static void a_launch_is_checked(void **state)
     fsdp_local_destroy(local);
 }
 
+static void a_launch_says_what_can_be(void **state)
+{
+    (void)state;
+    const fsdp_backend *b = fsdp_host_backend();
+    fsdp_host_allocator none = {NULL, NULL, NULL, NULL}, host;
+    DO(fsdp__host_allocator_resolve(&none, &host));
+    static const struct {
+        uint32_t rank, world, local_rank, local_world;
+        const char *address, *says; /* says NULL: it is fine */
+    } cases[] = {
+        {0, 2, 5, 2, "@y", "fsdp_launch: local_rank 5 in a local_world of 2 in a world of 2"},
+        {0, 2, 0, 3, "@y", "fsdp_launch: local_rank 0 in a local_world of 3 in a world of 2"},
+        {1, 2, 2, 2, "@y", "local_rank 2 in a local_world of 2"},
+        {0, 2, 0, 0, "@y", "local_rank 0 in a local_world of 0"},
+        {0, 2, 0, 2, "@", "fsdp_launch.address is \"@\" with no name behind it"},
+        {0, 2, 0, 2, NULL, "fsdp_launch.address has no end within its 256 bytes"},
+        {1, 4, 0, 1, "@y", NULL}, /* what is left from FSDP_LAUNCH_INIT */
+        {3, 4, 1, 2, "@y", NULL},
+        {1, 2, 1, 2, "", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsdp_launch launch = FSDP_LAUNCH_INIT;
+        launch.rank = cases[i].rank, launch.world = cases[i].world;
+        launch.local_rank = cases[i].local_rank, launch.local_world = cases[i].local_world;
+        memset(launch.address, 'a', sizeof launch.address);
+        if (cases[i].address != NULL) strcpy(launch.address, cases[i].address);
+        fsdp_host_config config = FSDP_HOST_CONFIG_INIT;
+        config.launch = &launch;
+        fsdp_device_args args = {sizeof args, &config, &host, 0, SECOND, NULL, NULL};
+        fsdp_device_caps caps = {.size = sizeof caps};
+        void *dev = NULL;
+        fsdp_status status = b->device->open(&args, &dev, &caps);
+        if (cases[i].says == NULL) {
+            DO(status);
+            b->device->close(dev);
+            continue;
+        }
+        assert_int_equal(status, FSDP_ERR_ARG);
+        if (strstr(fsdp_last_error(), cases[i].says) == NULL) fail_msg("case %zu: %s", i, fsdp_last_error());
+    }
+}
+
+/* ---- Limits of the process ---- */
+
+#define WANT(condition)                                                                           \
+    do {                                                                                          \
+        if (condition) break;                                                                     \
+        processes_complain(__FILE__, __LINE__, "not so: %s (%s)", #condition, fsdp_last_error()); \
+        return false;                                                                             \
+    } while (0)
+
+/* A file that is too large would end the process by a signal. */
+static bool take_beyond_the_limit_on_files(uint32_t rank, void *arg)
+{
+    (void)rank, (void)arg;
+    const fsdp_device_ops *ops = fsdp_host_backend()->device;
+    fsdp_host_allocator none = {NULL, NULL, NULL, NULL}, host;
+    fsdp_launch launch = FSDP_LAUNCH_INIT;
+    fsdp_host_config config = FSDP_HOST_CONFIG_INIT;
+    fsdp_device_caps caps = {.size = sizeof caps};
+    void *dev = NULL, *first = NULL, *second = NULL;
+    struct rlimit limit;
+    launch.world = 2;
+    config.launch = &launch;
+    WANT(fsdp__host_allocator_resolve(&none, &host) == FSDP_OK);
+    fsdp_device_args args = {sizeof args, &config, &host, 0, SECOND, NULL, NULL};
+    WANT(ops->open(&args, &dev, &caps) == FSDP_OK);
+    WANT(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+    limit.rlim_cur = 1 << 20;
+    WANT(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    static const char says[] =
+        "the limit on file size (ulimit -f) is 1048576 bytes, and memory between processes is a file";
+    WANT(ops->mem_alloc(dev, 2 << 20, FSDP_MEMORY_KIND_DEVICE, &first) == FSDP_ERR_NO_MEMORY);
+    WANT(strstr(fsdp_last_error(), says) != NULL && strstr(fsdp_last_error(), "2097152 bytes") != NULL);
+    WANT(ops->mem_alloc(dev, 2 << 20, FSDP_MEMORY_KIND_PINNED, &first) == FSDP_ERR_NO_HOST_MEMORY);
+    WANT(strstr(fsdp_last_error(), says) != NULL);
+    /* Up to it all is well, and what was given back serves again. */
+    for (int i = 0; i < 2; i++) {
+        WANT(ops->mem_alloc(dev, 1 << 20, FSDP_MEMORY_KIND_DEVICE, &first) == FSDP_OK);
+        memset(first, 1, 1 << 20);
+        WANT(ops->mem_alloc(dev, caps.granularity, FSDP_MEMORY_KIND_DEVICE, &second) == FSDP_ERR_NO_MEMORY);
+        ops->mem_free(dev, first, 1 << 20, FSDP_MEMORY_KIND_DEVICE);
+    }
+    WANT(ops->check(dev) == FSDP_OK);
+    ops->close(dev);
+    return true;
+}
+
+static void the_limit_on_files_is_named_and_kills_nobody(void **state)
+{
+    (void)state;
+    const char *failure = processes_run(1, 20ull * SECOND, take_beyond_the_limit_on_files, NULL);
+    if (failure != NULL) fail_msg("%s", failure);
+}
+
 static int run_process_suite(const comm_suite *suite)
 {
 #define TEST(name)                                   \
@@ -222,6 +318,8 @@ static int run_process_suite(const comm_suite *suite)
         TEST(pieces_may_be_many_and_come_and_go),
         TEST(a_link_is_the_same_on_every_rank),
         TEST(a_launch_is_checked),
+        TEST(a_launch_says_what_can_be),
+        TEST(the_limit_on_files_is_named_and_kills_nobody),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) tests[i].initial_state = (void *)(uintptr_t)suite;
     return cmocka_run_group_tests_name("processes", tests, NULL, NULL);

@@ -222,6 +222,74 @@ static void a_stopped_rank_is_lost_at_the_timeout_and_told_when_it_goes_on(void 
     }
 }
 
+/* ---- What hides a death, or a failure ---- */
+
+/* A child that lives on holds everything open that its parent had: sockets above all. */
+static void die_with_a_child_left(rank *r)
+{
+    crew *c = crew_of(r);
+    EXPECT_OK(r, open_all(r));
+    EXPECT_OK(r, step_to_end(r));
+    (void)meeting_wait(r->meet, 60 * second_ns);
+    if (is_victim(r)) {
+        if (fork() == 0) {
+            (void)mark_wait(&c->go, GO_ON, 60 * second_ns);
+            _exit(0);
+        }
+        (void)raise(SIGKILL);
+    }
+    crew_keep(r, step_to_end(r));
+    fail_on_and_close(r, FSDP_ERR_RANK_LOST);
+}
+
+static void let_the_child_go(crew *c, processes *p)
+{
+    (void)p;
+    (void)mark_wait(&c->n_kept, c->n_processes - 1, 20 * second_ns); /* long before the library's timeouts */
+    mark_set(&c->go, GO_ON);
+}
+
+static void a_child_left_behind_does_not_hide_a_death(void **state)
+{
+    (void)state;
+    for (uint32_t victim = 0; victim < 2; victim++) {
+        crew *c = crew_create(3, victim == 0 ? PROCESSES_BY_NAME : PROCESSES_BY_TCP);
+        c->victim = victim;
+        crew_run(c, die_with_a_child_left, SIGKILL, let_the_child_go);
+        assert_others_kept(c, FSDP_ERR_RANK_LOST, victim == 0 ? "rank 0 is gone" : "rank 1 is gone: its process ended");
+        assert_int_equal(atomic_load(&c->go.value), GO_ON);
+        crew_destroy(c);
+    }
+}
+
+/* The collective that waits for the victim is older than the barrier: its timeout ends both. */
+static void wait_in_a_host_call(rank *r)
+{
+    const struct timespec most_of_the_timeout = {0, 600000000};
+    EXPECT_OK(r, open_all(r));
+    (void)meeting_wait(r->meet, 60 * second_ns);
+    if (is_victim(r)) {
+        (void)raise(SIGSTOP);
+        crew_keep(r, fsdp_barrier_host(r->ctx));
+    } else {
+        EXPECT_OK(r, fsdp_barrier(fsdp_context_comm(r->ctx), r->s, NULL));
+        nanosleep(&most_of_the_timeout, NULL);
+        crew_keep(r, fsdp_barrier_host(r->ctx));
+    }
+    close_all(r);
+}
+
+static void a_collective_that_fails_ends_the_host_call_beside_it(void **state)
+{
+    (void)state;
+    crew *c = crew_create(3, PROCESSES_BY_NAME);
+    c->victim = 1;
+    for (uint32_t r = 0; r < 3; r++) c->rank[r].timeout_ns = second_ns;
+    crew_run(c, wait_in_a_host_call, 0, let_go_on);
+    assert_others_kept(c, FSDP_ERR_RANK_LOST, " barrier of caller: rank 1 of 3 did not come within 1.000 s");
+    crew_destroy(c);
+}
+
 int run_kill_faults(void)
 {
     const struct CMUnitTest tests[] = {
@@ -229,6 +297,8 @@ int run_kill_faults(void)
         FAULT(a_killed_rank_is_named_by_tcp_and_in_other_worlds),
         FAULT(a_rank_killed_at_any_moment_is_named),
         FAULT(a_stopped_rank_is_lost_at_the_timeout_and_told_when_it_goes_on),
+        FAULT(a_child_left_behind_does_not_hide_a_death),
+        FAULT(a_collective_that_fails_ends_the_host_call_beside_it),
     };
     return cmocka_run_group_tests_name("killed and stopped", tests, NULL, NULL);
 }

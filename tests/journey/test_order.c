@@ -483,24 +483,32 @@ static void calls_that_are_refused_leave_no_file(void **state)
     team_free(team);
 }
 
-static void one_debugs(member *m)
+/* What contexts must agree on is compared when they open. */
+static void open_differently(member *m, uint32_t debug, bool reduce_comm)
 {
-    m->debug = m->number == 0 ? FSDP_DEBUG_ORDER : 0;
-    open_context(m);
-    keep(m, fsdp_barrier_host(m->ctx));
-    close_context(m);
+    fsdp_host_config host = {.size = sizeof host, .local = m->local, .rank = m->number};
+    fsdp_config config = FSDP_CONFIG_INIT;
+    config.backend_config = &host;
+    config.debug = debug, config.reduce_comm = reduce_comm;
+    keep(m, fsdp_context_create(&config, &m->ctx));
 }
 
-static void debug_mode_of_one_rank_only_is_refused(void **state)
+static void one_debugs(member *m) { open_differently(m, m->number == 0 ? FSDP_DEBUG_ORDER : 0, false); }
+static void one_has_a_second_communicator(member *m) { open_differently(m, 0, m->number == 0); }
+
+static void contexts_that_differ_do_not_open(void **state)
 {
     (void)state;
-    member *team = team_new(3, one_debugs, NULL);
-    team_run(team);
-    for (uint32_t r = 0; r < 3; r++) {
-        assert_int_equal(team[r].status, FSDP_ERR_MISMATCH);
-        has(&team[r], "fsdp_config.debug has FSDP_DEBUG_ORDER on rank 0 of 3 only");
+    for (int i = 0; i < 2; i++) {
+        member *team = team_new(3, i == 0 ? one_debugs : one_has_a_second_communicator, NULL);
+        team_run(team);
+        for (uint32_t r = 0; r < 3; r++) {
+            assert_true(team[r].status == FSDP_ERR_MISMATCH && team[r].ctx == NULL);
+            has(&team[r], i == 0 ? "fsdp_config.debug has FSDP_DEBUG_ORDER on rank 0 of 3 only"
+                                 : "rank 0: fsdp_context_create with reduce_comm; ranks 1, 2: fsdp_context_create. ");
+        }
+        team_free(team);
     }
-    team_free(team);
 }
 
 /* Rank 0 waits in the comparison, with its context's lock; another thread of its gives up. */
@@ -583,7 +591,7 @@ int main(void)
         cmocka_unit_test(a_rank_whose_device_failed_says_so_itself),
         cmocka_unit_test(in_debug_mode_a_collective_and_a_host_call_differ),
         cmocka_unit_test(calls_that_are_refused_leave_no_file),
-        cmocka_unit_test(debug_mode_of_one_rank_only_is_refused),
+        cmocka_unit_test(contexts_that_differ_do_not_open),
         cmocka_unit_test(an_abort_wakes_who_waits_in_a_comparison),
         cmocka_unit_test(a_file_that_cannot_be_written_changes_no_error),
     };

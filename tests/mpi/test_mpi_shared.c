@@ -37,7 +37,7 @@ int main(int argc, char **argv)
     MUST(fsdp_stream_drain_host(s, UINT64_MAX));
     for (int i = 0; i < 5000; i++) wrong += x[i] != (float)(i * (world * (world + 1) / 2));
     MUST(fsdp_barrier_host(ctx));
-    (void)!fsdp_all_gather(fsdp_context_comm(ctx), x, x, rank == 0 ? 2 : 3, FSDP_DTYPE_FP32, s, NULL);
+    (void)!fsdp_all_gather(fsdp_context_comm(ctx), x + 4000, x, rank == 0 ? 2 : 3, FSDP_DTYPE_FP32, s, NULL);
     if (fsdp_stream_drain_host(s, UINT64_MAX) == FSDP_OK) wrong++;
     if (fsdp_context_check(ctx) != FSDP_ERR_MISMATCH ||
         strstr(fsdp_last_error(),

@@ -19,6 +19,7 @@ typedef struct callers {
     _Atomic(const char *) reason;
     char text[8192];
     bool swaps; /* a function that puts blobs in the wrong place */
+    int spoils; /* from this call on it brings something else; 0: never */
 } callers;
 
 typedef struct caller {
@@ -46,6 +47,7 @@ static fsdp_status gather(void *arg, const void *mine, void *all, size_t bytes, 
         uint32_t to = c->all->swaps ? WORLD - 1 - r : r;
         if (bytes > 0) memcpy((char *)all + to * bytes, c->all->blob[r], bytes);
     }
+    if (c->all->spoils > 0 && c->n_calls >= c->all->spoils) memset(all, 0xff, bytes * WORLD);
     pthread_barrier_wait(&c->all->meet);
     return FSDP_OK;
 }
@@ -158,10 +160,25 @@ static void a_failure_of_the_function_stays(void **state)
         {"rank 2 hung up",
          "side channel #2 of 8 bytes: the caller's all_gather returned FSDP_ERR_RANK_LOST (-21): rank 2 hung up",
          FSDP_ERR_RANK_LOST, FSDP_ERR_RANK_LOST},
+        {"ranks differ",
+         "side channel #2 of 8 bytes: the caller's all_gather returned FSDP_ERR_MISMATCH (-20): ranks differ",
+         FSDP_ERR_MISMATCH, FSDP_ERR_MISMATCH},
+        {"enough", "side channel #2 of 8 bytes: the caller's all_gather returned FSDP_ERR_ABORTED (-22): enough",
+         FSDP_ERR_ABORTED, FSDP_ERR_ABORTED},
         {NULL, "side channel #2 of 8 bytes: the caller's all_gather returned FSDP_ERR_IO (-40): it gave no sentence",
-         FSDP_ERR_IO, FSDP_ERR_IO},
-        {NULL, "side channel #2 of 8 bytes: the caller's all_gather returned FSDP_ERR_? (5): it gave no sentence",
+         FSDP_ERR_IO, FSDP_ERR_RANK_LOST},
+        {"my pipe broke",
+         "side channel #2 of 8 bytes: the caller's all_gather returned FSDP_ERR_IO (-40): my pipe broke", FSDP_ERR_IO,
+         FSDP_ERR_RANK_LOST},
+        {NULL,
+         "side channel #2 of 8 bytes: the caller's all_gather returned FSDP_ERR_TIMEOUT (-4): it gave no sentence",
+         FSDP_ERR_TIMEOUT, FSDP_ERR_RANK_LOST},
+        {NULL,
+         "side channel #2 of 8 bytes: the caller's all_gather returned what is no status (5): it gave no sentence",
          (fsdp_status)5, FSDP_ERR_RANK_LOST},
+        {NULL,
+         "side channel #2 of 8 bytes: the caller's all_gather returned what is no status (-999): it gave no sentence",
+         (fsdp_status)-999, FSDP_ERR_RANK_LOST},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         callers all;
@@ -178,6 +195,57 @@ static void a_failure_of_the_function_stays(void **state)
         }
         finish(&all);
     }
+}
+
+/* What lies in no rank's place is what that rank gave: neither a vote nor a ballot of it is read. */
+static void a_function_that_brings_something_else_is_found_out(void **state)
+{
+    (void)state;
+    callers all;
+    prepare(&all);
+    all.spoils = 3;
+    star_run(ranks, WORLD, gather_until_it_fails);
+    for (int k = 0; k < WORLD; k++) {
+        assert_int_equal(ranks[k].status, FSDP_ERR_MISMATCH);
+        assert_non_null(
+            strstr(ranks[k].sentence, "side channel #2 of 8 bytes: the caller's all_gather returned FSDP_OK, and "));
+        assert_non_null(strstr(ranks[k].sentence, "'s place on that rank is not what it gave"));
+    }
+    finish(&all);
+}
+
+static void broadcast_spoilt(star_rank *r)
+{
+    unsigned char data[200] = {0};
+    CHECK(own_open(r) == FSDP_OK);
+    star_rank_keep(r, fsdp__own_side_ops.broadcast(r->side, data, sizeof data, 0, STAR_SECOND));
+    CHECK(fsdp__own_side_ops.check(r->side) == FSDP_ERR_MISMATCH);
+    own_close(r);
+}
+
+static void a_broadcast_of_something_else_is_found_out(void **state)
+{
+    (void)state;
+    for (int at = 2; at <= 3; at++) { /* what they agree on; the data */
+        callers all;
+        prepare(&all);
+        all.spoils = at;
+        star_run(ranks, WORLD, broadcast_spoilt);
+        for (int k = 0; k < WORLD; k++) {
+            assert_int_equal(ranks[k].status, FSDP_ERR_MISMATCH);
+            assert_non_null(strstr(ranks[k].sentence, "is not what it gave"));
+        }
+        finish(&all);
+    }
+}
+
+static void a_status_of_a_peer_is_one_of_ours(void **state)
+{
+    (void)state;
+    assert_true(fsdp__is_failure(FSDP_ERR_IO) && fsdp__is_failure(FSDP_ERR_ARG));
+    static const int64_t none[] = {
+        FSDP_OK, 1, INT32_MAX, -999, INT32_MIN, INT64_MIN, (int64_t)FSDP_ERR_IO - (1ll << 32)};
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) assert_false(fsdp__is_failure(none[i]));
 }
 
 typedef struct failing {
@@ -313,6 +381,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(blobs_go_through_the_callers_function),
         TEST(a_failure_of_the_function_stays),
+        TEST(a_function_that_brings_something_else_is_found_out),
+        TEST(a_broadcast_of_something_else_is_found_out),
+        TEST(a_status_of_a_peer_is_one_of_ours),
         TEST(a_failure_of_one_reaches_all_with_status_and_sentence),
         TEST(a_rank_without_memory_fails_a_broadcast_of_all),
         TEST(different_broadcasts_are_a_mismatch),

@@ -325,6 +325,24 @@ static void what_cannot_be_is_refused(void **state)
     star_rank_init(r, &place, 1);
     assert_int_equal(star_rank_open(r), FSDP_ERR_ARG);
     assert_non_null(strstr(r->sentence, "rank 1 of 2 knows no port"));
+    strcpy(place.launch.address, "@");
+    star_rank_init(r, &place, 1);
+    assert_int_equal(star_rank_open(r), FSDP_ERR_ARG);
+    assert_string_equal(r->sentence, "side channel: the address is \"@\" with no name behind it");
+    memset(place.launch.address, 'a', 200);
+    place.launch.address[0] = '@', place.launch.address[200] = '\0';
+    for (uint32_t k = 0; k < 2; k++) {
+        star_rank_init(r, &place, k);
+        assert_int_equal(star_rank_open(r), FSDP_ERR_ARG);
+        assert_non_null(strstr(r->sentence,
+                               "the name behind the @ of the address is 199 bytes long, and a Unix socket's "
+                               "has at most 107: \"@aaa"));
+    }
+    place.launch.address[108] = '\0'; /* as long as one may be: nobody is there */
+    star_rank_init(r, &place, 1);
+    r->args.timeout_ns = STAR_SECOND / 20;
+    assert_int_equal(star_rank_open(r), FSDP_ERR_RANK_LOST);
+    strcpy(place.launch.address, "127.0.0.1");
     place.launch.world = FSDP__MAX_WORLD + 1;
     star_rank_init(r, &place, 1);
     assert_int_equal(star_rank_open(r), FSDP_ERR_ARG);

@@ -316,12 +316,74 @@ static void a_wrong_world_is_told_at_once_and_a_wrong_nonce_nothing(void **state
              "side channel: rank 1 is of a world of 3, rank 0 at 127.0.0.1:%u of a world of 4", place.launch.port);
     assert_string_equal(ranks[1].sentence, expected);
     assert_int_equal(ranks[2].status, FSDP_ERR_RANK_LOST);
-    assert_non_null(strstr(ranks[2].sentence, "within 1.000 s: what listens there turned it away without a word"));
+    assert_non_null(strstr(ranks[2].sentence,
+                           "within 1.000 s: what listens there turned it away without a word: another job, or none of "
+                           "ours: is that rank 0's address and port, and is the job the same (FSDP_NONCE, world)?"));
+    assert_true(strlen(ranks[2].sentence) < 300);
     assert_int_equal(ranks[0].status, FSDP_ERR_RANK_LOST);
     assert_non_null(strstr(ranks[0].sentence, "ranks 1, 2 of 4 did not come"));
     assert_non_null(strstr(ranks[0].sentence, "within 2.000 s; ranks 0, 3 did"));
     assert_non_null(strstr(ranks[0].sentence, "wrong job nonce ("));
     assert_non_null(strstr(ranks[0].sentence, ", wrong world (1)"));
+    pthread_barrier_destroy(&through);
+}
+
+/* Nobody is where it looks: what could be wrong there. */
+static void a_member_that_finds_nobody_is_told_what_to_check(void **state)
+{
+    (void)state;
+    static const char *const addresses[] = {"@", "127.0.0.1"};
+    static const char *const says[] = {
+        ": are FSDP_NONCE, the world and the user the same on all ranks?",
+        ": is that rank 0's address and port, and is the job the same (FSDP_NONCE, world)?"};
+    for (int i = 0; i < 2; i++) {
+        star_place place;
+        assert_true(star_place_make(&place, addresses[i], 2));
+        if (place.listener >= 0) close(place.listener);
+        star_rank_init(&ranks[1], &place, 1);
+        ranks[1].args.timeout_ns = STAR_SECOND / 5;
+        assert_int_equal(star_rank_open(&ranks[1]), FSDP_ERR_RANK_LOST);
+        const char *end = strstr(ranks[1].sentence, "within 0.200 s: Connection refused");
+        assert_non_null(end);
+        assert_string_equal(end + strlen("within 0.200 s: Connection refused"), says[i]);
+        assert_true(strlen(ranks[1].sentence) < 300);
+    }
+}
+
+static void come_twice(star_rank *r)
+{
+    pthread_barrier_t *through = r->arg;
+    if (r->rank == 2) r->args.timeout_ns = STAR_SECOND / 2;
+    if (r->rank == 3) { /* as rank 2 once more, in the same moments */
+        r->launch.rank = 2;
+        r->args.timeout_ns = STAR_SECOND / 2;
+    }
+    if (r->rank != 1) (void)star_rank_open(r);
+    star_rank_close(r);
+    pthread_barrier_wait(through);
+}
+
+/* Rank 0 is there: who looks for it found it. */
+static void a_rank_that_comes_twice_is_told_nothing_about_places(void **state)
+{
+    (void)state;
+    star_place place;
+    pthread_barrier_t through;
+    pthread_barrier_init(&through, NULL, 4);
+    assert_true(star_place_make(&place, "127.0.0.1", 4));
+    for (uint32_t k = 0; k < 4; k++) {
+        star_rank_init(&ranks[k], &place, k);
+        ranks[k].arg = &through;
+    }
+    ranks[0].args.timeout_ns = 2 * STAR_SECOND;
+    star_run(ranks, 4, come_twice);
+    int n = 0;
+    for (int k = 2; k < 4; k++) {
+        if (strstr(ranks[k].sentence, "rank 0 has a rank 2 already") == NULL) continue;
+        n++;
+        assert_null(strstr(ranks[k].sentence, "FSDP_NONCE"));
+    }
+    assert_int_equal(n, 1);
     pthread_barrier_destroy(&through);
 }
 
@@ -465,6 +527,8 @@ int main(int argc, char **argv)
         TEST(random_bytes_at_the_door_do_no_harm),
         TEST(the_missing_are_named_on_every_rank),
         TEST(a_wrong_world_is_told_at_once_and_a_wrong_nonce_nothing),
+        TEST(a_member_that_finds_nobody_is_told_what_to_check),
+        TEST(a_rank_that_comes_twice_is_told_nothing_about_places),
         TEST(two_stars_of_a_job_share_a_place),
         TEST(a_port_that_is_taken_is_told_with_the_reason),
         TEST(a_port_that_is_taken_for_a_moment_is_waited_for),
