@@ -30,8 +30,11 @@ have_launcher() {
 }
 
 run_under() {
-    local launcher=$1 n=$2 command status=0 options=() variables=() own=
+    local launcher=$1 n=$2 command status=0 options=() variables=() own
     shift 2
+    own=$(mktemp -d)
+    # Nothing to read, and no end of it: Hydra hands an end of its input on, and dies of SIGPIPE if the ranks have ended by then.
+    mkfifo "$own/input"
     case $launcher in
     open_mpi)
         command=$(mpirun_of open_mpi)
@@ -39,7 +42,6 @@ run_under() {
         [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
         # Two mpiruns that start at the same moment may both make the folder they share, and one of them dies of it (seen with
         # 4.1.4): so each has its own. Its name in Open MPI 4, and in 5.
-        own=$(mktemp -d)
         variables=("OMPI_MCA_orte_tmpdir_base=$own" "PRTE_MCA_prte_tmpdir_base=$own")
         ;;
     mpich)
@@ -55,7 +57,7 @@ run_under() {
     esac
     # shellcheck disable=SC2206
     options+=(${LAUNCH_OPTIONS:-})
-    env "${variables[@]}" timeout -k 5 "${LAUNCH_DEADLINE:-120}" "$command" "${options[@]}" "$@" </dev/null || status=$?
-    [ -z "$own" ] || rm -rf "$own"
+    env "${variables[@]}" timeout -k 5 "${LAUNCH_DEADLINE:-120}" "$command" "${options[@]}" "$@" <>"$own/input" || status=$?
+    rm -rf "$own"
     return "$status"
 }

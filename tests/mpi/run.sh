@@ -13,5 +13,12 @@ case $("$mpirun" --version 2>&1) in
     export OMPI_MCA_mpi_yield_when_idle=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
     exec "$mpirun" ${MPIRUN_FLAGS:-} -n "$n" "$@"
     ;;
-*) exec "$mpirun" ${MPIRUN_FLAGS:-} -n "$n" "$@" ;;
+*)
+    # Nothing to read, and no end of it: Hydra hands an end of its input on, and dies of SIGPIPE if the ranks have ended by then.
+    input=$(mktemp -u)
+    mkfifo "$input"
+    exec 0<>"$input"
+    rm "$input"
+    exec "$mpirun" ${MPIRUN_FLAGS:-} -n "$n" "$@"
+    ;;
 esac
