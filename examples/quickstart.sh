@@ -70,7 +70,7 @@ pids=()
 # What a launcher does: the same program four times, each told its rank. Rank 0 speaks for all.
 run_processes() {
     local rank status=0 nonce=quickstart-$$-$RANDOM
-    trap 'kill "${pids[@]}" 2>/dev/null' EXIT # an interrupt reaches this script only
+    trap '[ ${#pids[@]} = 0 ] || kill "${pids[@]}" 2>/dev/null || true' EXIT # an interrupt reaches this script only
     for rank in 1 2 3 0; do
         RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=4 FSDP_NONCE=$nonce "${gpt[@]}" \
             >"$build/rank$rank.out" &
