@@ -79,8 +79,7 @@ void fsdp__call_describe(const fsdp__call *call, char *text, size_t bytes)
              call->label[0] != 0 ? " of " : "", call->label, call->pass[0] != 0 ? " in " : "", call->pass, data);
 }
 
-/* Appends what fits; *at stays below bytes. */
-__attribute__((format(printf, 4, 5))) static void put(char *text, size_t bytes, size_t *at, const char *format, ...)
+void fsdp__put(char *text, size_t bytes, size_t *at, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -94,17 +93,17 @@ size_t fsdp__put_ranks(char *text, size_t bytes, const bool *in, uint32_t world)
     uint32_t n = 0;
     size_t at = 0;
     for (uint32_t r = 0; r < world; r++) n += in[r];
-    put(text, bytes, &at, n == 1 ? "rank" : "ranks");
+    fsdp__put(text, bytes, &at, n == 1 ? "rank" : "ranks");
     const char *comma = " ";
     for (uint32_t r = 0; r < world; r++) {
         if (!in[r]) continue;
         uint32_t last = r;
         while (last + 1 < world && in[last + 1]) last++;
         if (last >= r + 2) {
-            put(text, bytes, &at, "%s%" PRIu32 " to %" PRIu32, comma, r, last);
+            fsdp__put(text, bytes, &at, "%s%" PRIu32 " to %" PRIu32, comma, r, last);
             r = last;
         } else {
-            put(text, bytes, &at, "%s%" PRIu32, comma, r);
+            fsdp__put(text, bytes, &at, "%s%" PRIu32, comma, r);
         }
         comma = ", ";
     }
@@ -120,8 +119,8 @@ void fsdp__put_said(char *text, size_t bytes, const char *const *said, uint32_t 
         for (uint32_t r = 0; r < first && !told; r++) told = said[r] != NULL && strcmp(said[r], said[first]) == 0;
         if (told) continue;
         for (uint32_t r = first; r < world; r++) same[r] = said[r] != NULL && strcmp(said[r], said[first]) == 0;
-        if (at > 0) put(text, bytes, &at, "; ");
+        if (at > 0) fsdp__put(text, bytes, &at, "; ");
         if (at + 1 < bytes) at += fsdp__put_ranks(text + at, bytes - at, same, world);
-        put(text, bytes, &at, ": %s", said[first]);
+        fsdp__put(text, bytes, &at, ": %s", said[first]);
     }
 }

@@ -24,6 +24,8 @@ enum {
     FSDP__MAX_WORLD = 4096 /* ranks that a sentence can tell apart; more than any side channel takes */
 };
 
+/* Append what fits; *at stays below bytes. */
+void fsdp__put(char *text, size_t bytes, size_t *at, const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* A set of ranks in words, "rank 3", "ranks 1, 2, 5 to 9": those r < world with in[r]. Returns the text's length. */
 size_t fsdp__put_ranks(char *text, size_t bytes, const bool *in, uint32_t world);
 /* Ranks that say the same stand together, in the order of the lowest: "rank 0: A; ranks 1 to 3: B". said[r] NULL: not one of

@@ -3,7 +3,6 @@
  * it, so that two ranks agree on everything up to a call if and only if they agree on that one number. The first number on
  * which two ranks differ is the first difference. */
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -163,14 +162,7 @@ typedef struct text {
     size_t at, bytes; /* at stays below bytes */
 } text;
 
-__attribute__((format(printf, 2, 3))) static void put(text *t, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(t->data + t->at, t->bytes - t->at, format, args);
-    va_end(args);
-    if (n > 0) t->at = t->at + (size_t)n < t->bytes ? t->at + (size_t)n : t->bytes - 1;
-}
+#define put(t, ...) fsdp__put((t)->data, (t)->bytes, &(t)->at, __VA_ARGS__)
 
 /* What ranks say; what several say is kept once. More than fits here would not fit into the sentence either. */
 typedef struct sayings {

@@ -214,7 +214,7 @@ static fsdp_status map_room(fsdp__peers *peers, const hello *first, int own_file
     if (ptr == MAP_FAILED)
         return fsdp__fail(FSDP_ERR_UNSUPPORTED, "rank %u cannot map the room of rank 0 (process %" PRId32 "): %s",
                           peers->rank, first->pid, strerror(reason));
-    peers->room = fsdp__room_shared_init(ptr, peers->world);
+    peers->room = ptr;
     return FSDP_OK;
 }
 

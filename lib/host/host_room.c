@@ -34,13 +34,6 @@ struct fsdp__room_shared {
 
 size_t fsdp__room_shared_bytes(uint32_t world) { return sizeof(fsdp__room_shared) + world * sizeof(slot); }
 
-/* Zeroed memory is an empty room. */
-fsdp__room_shared *fsdp__room_shared_init(void *mem, uint32_t world)
-{
-    (void)world;
-    return mem;
-}
-
 void fsdp__room_init(fsdp__room *room, fsdp__room_shared *shared, const fsdp__room_kind *kind, uint32_t rank,
                      uint32_t world, bool between_processes, uint64_t timeout_ns)
 {

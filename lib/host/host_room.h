@@ -44,9 +44,8 @@ typedef struct fsdp__room_kind {
 
 typedef struct fsdp__room_shared fsdp__room_shared;
 
+/* Of the shared part. Zeroed memory aligned to 64 is an empty room. */
 size_t fsdp__room_shared_bytes(uint32_t world);
-/* mem: zeroed, aligned to 64. */
-fsdp__room_shared *fsdp__room_shared_init(void *mem, uint32_t world);
 
 typedef struct fsdp__room {
     fsdp__room_shared *shared;
