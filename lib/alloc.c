@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "alloc_place.h"
+#include "capture.h"
 #include "check.h"
 #include "context.h"
 #include "device.h"
@@ -82,7 +83,7 @@ static void destroy(fsdp_allocator *a)
     fsdp_context *ctx = a->ctx;
     for (size_t i = 0; i < a->ranges.n_segments; i++) {
         const fsdp__segment *seg = &a->ranges.segments[i];
-        if (seg->bytes > 0) fsdp__device_free(ctx, (void *)(uintptr_t)seg->begin, seg->bytes, FSDP_MEMORY_KIND_DEVICE);
+        if (seg->bytes > 0) fsdp__device_free(ctx, (void *)(uintptr_t)seg->begin, seg->bytes, a->kind);
     }
     *(a->previous_pool != NULL ? &a->previous_pool->next_pool : &ctx->pools) = a->next_pool;
     if (a->next_pool != NULL) a->next_pool->previous_pool = a->previous_pool;
@@ -139,6 +140,7 @@ fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config
         return fsdp__fail(FSDP_ERR_ARG, "allocator %s: a history of %u events is more than %u", c.name, c.history,
                           FSDP__HISTORY_MOST);
     FSDP_TRY(fsdp__context_check(ctx));
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     fsdp__lock(ctx);
     fsdp_status status = create(ctx, &c, false, out_allocator);
     if (status == FSDP_OK) ctx->n_children++;
@@ -156,6 +158,7 @@ fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *model, c
     fsdp_allocator *a;
     FSDP_TRY(create(ctx, &config, true, &a));
     a->model = model;
+    a->kind = FSDP_MEMORY_KIND_COLLECTIVE;
     fsdp_status status = FSDP_OK;
     if (bytes > 0) {
         fsdp__block *range;
@@ -184,6 +187,7 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
 {
     if (allocator == NULL) return FSDP_OK;
     fsdp_context *ctx = allocator->ctx;
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     fsdp__lock(ctx);
     if (allocator->ranges.n_live > 0) {
         char text[2048] = "";
@@ -194,6 +198,7 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
     }
     /* Its error is the context's. The memory goes back either way, so nothing may be running: there is no deadline. */
     FSDP_IGNORE(fsdp__context_drain(ctx, UINT64_MAX));
+    fsdp__capture_lose_pool(ctx, allocator, "was destroyed");
     destroy(allocator);
     ctx->n_children--;
     fsdp__unlock(ctx);
@@ -474,6 +479,7 @@ fsdp_status fsdp_allocator_trim_host(fsdp_allocator *allocator)
 {
     FSDP_NEED(allocator);
     fsdp_context *ctx = allocator->ctx;
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     fsdp__lock(ctx);
     uint64_t n_freed = allocator->ranges.n_freed; /* what is freed while this waits may be in use still */
     fsdp_status status = FSDP__MUTATED(TRIM_NO_DRAIN) ? FSDP_OK : fsdp__context_drain(ctx, ctx->timeout_ns);
@@ -484,7 +490,8 @@ fsdp_status fsdp_allocator_trim_host(fsdp_allocator *allocator)
         allocator->stats.reserved -= seg.bytes;
         fsdp__allocator_note_segment(allocator, FSDP__ALLOC_EVENT_TRIM, i);
         fsdp__ranges_drop(&allocator->ranges, i);
-        fsdp__device_free(ctx, (void *)(uintptr_t)seg.begin, seg.bytes, FSDP_MEMORY_KIND_DEVICE);
+        fsdp__capture_lose_pool(ctx, allocator, "was trimmed");
+        fsdp__device_free(ctx, (void *)(uintptr_t)seg.begin, seg.bytes, allocator->kind);
     }
     note_bytes(allocator);
     fsdp__unlock(ctx);

@@ -8,12 +8,14 @@
 #include "alloc_ranges.h"
 #include "alloc_table.h"
 #include "fsdp/alloc.h"
+#include "fsdp/backend.h"
 
 struct fsdp_allocator {
     fsdp_context *ctx;
     fsdp_allocator_config config; /* its name is the one below */
     char name[32];
     const char *model; /* whose planned range it is; NULL: a public allocator */
+    fsdp_memory_kind kind;
     fsdp__ranges ranges;
     fsdp__table live; /* of the public calls */
     fsdp_alloc_stats stats;
@@ -25,7 +27,8 @@ struct fsdp_allocator {
     fsdp_allocator *next_pool, *previous_pool; /* of the context's */
 };
 
-/* One contiguous range of `bytes` (rounded to the device's granularity), taken now, never grown. May be 0 bytes.
+/* One contiguous range of `bytes` (rounded to the device's granularity), for collectives, taken now, never grown. May be 0
+ * bytes.
  * model: its name, which outlives the range. */
 fsdp_status fsdp__allocator_create_range(fsdp_context *ctx, const char *model, const char *name, uint64_t bytes,
                                          fsdp_allocator **out_allocator);

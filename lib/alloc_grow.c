@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "alloc.h"
+#include "capture.h"
 #include "check.h"
 #include "context.h"
 #include "device.h"
@@ -12,7 +13,7 @@ fsdp_status fsdp__allocator_grow(fsdp_allocator *a, uint64_t bytes, fsdp__block 
     uint32_t number;
     void *ptr;
     FSDP_TRY(fsdp__ranges_reserve_segment(&a->ranges, &number));
-    FSDP_TRY(fsdp__device_alloc(a->ctx, bytes, FSDP_MEMORY_KIND_DEVICE, &ptr));
+    FSDP_TRY(fsdp__device_alloc(a->ctx, bytes, a->kind, &ptr));
     *out_range = fsdp__ranges_add(&a->ranges, number, (uint64_t)(uintptr_t)ptr, bytes);
     a->stats.reserved += bytes;
     if (a->stats.reserved > a->stats.reserved_peak) a->stats.reserved_peak = a->stats.reserved;
@@ -62,6 +63,12 @@ fsdp_status fsdp__allocator_grow_for(fsdp_allocator *a, uint64_t bytes, const ch
 {
     uint64_t more = growth(a, bytes);
     char why[256];
+    if (a->ctx->capture != NULL)
+        return fsdp__fail(
+            FSDP_ERR_STATE,
+            "allocator %s: no room for %llu bytes, and a capture is on, on stream %s, in which nothing can be "
+            "taken from the device: let the allocator grow before",
+            a->name, (unsigned long long)bytes, a->ctx->capture->stream->name);
     if (a->config.budget_bytes > 0 && bytes > a->config.budget_bytes) {
         snprintf(why, sizeof why, "the whole budget is %llu", (unsigned long long)a->config.budget_bytes);
         return fsdp__allocator_fail(a, bytes, 0, owner, why);
@@ -86,7 +93,8 @@ fsdp_status fsdp__allocator_grow_if_possible(fsdp_allocator *a, uint64_t bytes, 
     uint64_t more = growth(a, bytes);
     bool refused = a->refused_bytes > 0 && a->refused_at == a->ctx->n_device_frees &&
                    fsdp__device_round(&a->ctx->caps, bytes) >= a->refused_bytes;
-    if (more == 0 || refused) return FSDP_OK; /* a device that says no is slow, so it is not asked the same again */
+    if (more == 0 || refused || a->ctx->capture != NULL)
+        return FSDP_OK; /* a device that says no is slow, so it is not asked the same again */
     char last_error[FSDP__ERROR_BYTES];
     snprintf(last_error, sizeof last_error, "%s", fsdp_last_error());
     fsdp_status status = grow_by(a, more, bytes, out_range);

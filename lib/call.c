@@ -16,6 +16,8 @@ static const char *kind_name(unsigned kind)
     case FSDP_OPERATION_ALL_REDUCE: return "all-reduce";
     case FSDP_OPERATION_BROADCAST: return "broadcast";
     case FSDP_OPERATION_BARRIER: return "barrier";
+    case FSDP_OPERATION_CAPTURE: return "begin of a capture";
+    case FSDP_OPERATION_REPLAY: return "replay of a capture";
     default: return "?";
     }
 }
@@ -73,7 +75,9 @@ void fsdp__call_describe(const fsdp__call *call, char *text, size_t bytes)
     char part[32] = "", root[32] = "", data[96] = "";
     if (call->n_parts > 1) snprintf(part, sizeof part, ", %u of %u:", call->part + 1u, call->n_parts);
     if (call->kind == FSDP_OPERATION_BROADCAST) snprintf(root, sizeof root, " from rank %" PRIu32, call->root);
-    if (call->kind != FSDP_OPERATION_BARRIER)
+    bool moves = call->kind != FSDP_OPERATION_BARRIER && call->kind != FSDP_OPERATION_CAPTURE &&
+                 call->kind != FSDP_OPERATION_REPLAY;
+    if (moves)
         snprintf(data, sizeof data, " (%" PRIu64 " %s%s)", call->count, fsdp_dtype_name((fsdp_dtype)call->dtype), root);
     snprintf(text, bytes, "#%" PRIu64 "%s %s%s%s%s%s%s", call->number, part, kind_name(call->kind),
              call->label[0] != 0 ? " of " : "", call->label, call->pass[0] != 0 ? " in " : "", call->pass, data);

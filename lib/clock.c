@@ -78,6 +78,9 @@ fsdp_status fsdp__wait_fence(fsdp_stream *s, const fsdp__fence *fence, fsdp_reas
 {
     fsdp__clocks *clocks = &s->ctx->clocks;
     if (fence->epoch <= clocks->now[s->slot].at[fence->slot]) return FSDP_OK;
+    bool past_gate = fence->slot == clocks->gate_slot && fence->epoch >= clocks->gate_epoch;
+    if (past_gate) clocks->behind &= ~(1u << s->slot);
+    else FSDP_TRY(fsdp__pass_gate(s));
     if (FSDP__MUTATED(STALE_FENCE)) FSDP_TRY(fsdp__device_wait(s, one_before(clocks, fence), reason));
     else FSDP_TRY(fsdp__device_wait(s, fence, reason));
     fsdp__clock_max(&clocks->now[s->slot], &fence->snapshot, clocks->n_slots);
@@ -99,6 +102,17 @@ static fsdp_status find_or_record(fsdp_stream *t, uint64_t epoch, const fsdp__fe
     return FSDP_OK;
 }
 
+fsdp_status fsdp__pass_gate_now(fsdp_stream *s)
+{
+    fsdp__clocks *clocks = &s->ctx->clocks;
+    const fsdp__fence *fence;
+    FSDP_TRY(find_or_record(clocks->stream[clocks->gate_slot], clocks->gate_epoch, &fence));
+    clocks->behind &= ~(1u << s->slot); /* now it is at the gate */
+    fsdp_status status = fsdp__wait_fence(s, fence, FSDP_REASON_CALLER);
+    if (status != FSDP_OK) clocks->behind |= 1u << s->slot;
+    return status;
+}
+
 /* How many of the missing components waiting for this fence would settle. */
 static int count_settled(const fsdp__clocks *clocks, const fsdp_stream *s, const fsdp__need *need,
                          const fsdp__fence *fence)
@@ -114,6 +128,7 @@ static int count_settled(const fsdp__clocks *clocks, const fsdp_stream *s, const
 fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need)
 {
     fsdp__clocks *clocks = &s->ctx->clocks;
+    FSDP_TRY(fsdp__pass_gate(s));
     /* Each turn settles at least one fence's own stream. One fence may stand for several through its snapshot, so the one
      * that settles most goes first; the lower slot among equals. */
     for (;;) {
@@ -140,9 +155,11 @@ fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need)
 fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void *event, fsdp__fence *out_fence)
 {
     fsdp__clocks *clocks = &s->ctx->clocks;
+    FSDP_TRY(fsdp__pass_gate(s));
     uint64_t place = s->n_fences % FSDP__FENCES;
     fsdp__fence *fence = &s->ring[place]; /* the oldest one ends here, also if the device fails: then all ends */
     fence->slot = s->slot;
+    fence->captured = s->ctx->capture != NULL;
     fence->epoch = s->n_fences + 1;
     fence->event = event != NULL ? event : s->event[place];
     fence->mark = mark;
@@ -157,6 +174,15 @@ fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void
     clocks->now[s->slot].at[s->slot] = s->n_fences + 1;
     if (out_fence != NULL) *out_fence = *fence;
     return FSDP_OK;
+}
+
+uint64_t fsdp__skip_epoch(fsdp_stream *s)
+{
+    uint64_t epoch = fsdp__epoch(s);
+    s->ring[s->n_fences % FSDP__FENCES] = (fsdp__fence){.slot = s->slot, .epoch = epoch, .label = s->name};
+    s->n_fences++;
+    s->ctx->clocks.now[s->slot].at[s->slot] = s->n_fences + 1;
+    return epoch;
 }
 
 void fsdp__host_passed(fsdp_context *ctx, const fsdp__fence *fence)

@@ -23,6 +23,7 @@ typedef struct fsdp__clock {
 
 typedef struct fsdp__fence {
     int slot;             /* of the stream that recorded it */
+    bool captured;        /* inside a capture: its event has no moment of its own */
     uint64_t epoch;       /* that it closed; 0: no fence */
     fsdp__clock snapshot; /* what comes before it, itself included */
     void *event;          /* the device's; NULL once its owner is gone */
@@ -50,7 +51,12 @@ typedef struct fsdp__clocks {
     fsdp_stream *stream[FSDP__SLOTS]; /* NULL: the slot is free */
     fsdp__clock now[FSDP__SLOTS];
     uint64_t n_raised[FSDP__SLOTS]; /* times that a slot's clock has learnt of others */
-    int n_slots;                    /* slots used so far: loops end here */
+    /* The gate: a point that other streams come after, who wait for it only when they are first given something. It is where a
+     * capture began, or the last replay's end. */
+    int gate_slot;
+    uint64_t gate_epoch;
+    uint32_t behind; /* bit t: stream t has not waited for it yet */
+    int n_slots;     /* slots used so far: loops end here */
 } fsdp__clocks;
 
 /* What an operation needs before it may run, gathered over all its ranges before anything waits. */
@@ -95,6 +101,10 @@ fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need);
 fsdp_status fsdp__wait_fence(fsdp_stream *s, const fsdp__fence *fence, fsdp_reason reason);
 /* Close s's epoch. event: the device event to record, or NULL for the ring's own. *out_fence (may be NULL): a copy. */
 fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void *event, fsdp__fence *out_fence);
+/* Whoever is about to give s something calls this first (fsdp__record, the waits, device.c and comm.c do). */
+fsdp_status fsdp__pass_gate_now(fsdp_stream *s);
+/* Close s's epoch without an event: nobody will have to wait for what is in it. Returns the epoch. */
+uint64_t fsdp__skip_epoch(fsdp_stream *s);
 /* The host has waited for this fence: what anybody is given from now on comes after what it covers. A fact of the calls, as
  * they returned; nothing asks how far the device is. */
 void fsdp__host_passed(fsdp_context *ctx, const fsdp__fence *fence);

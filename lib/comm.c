@@ -42,6 +42,22 @@ void fsdp__comm_close(fsdp_comm *comm)
 fsdp_status fsdp__comm_check(fsdp_comm *comm) { return comm->ctx->backend->comm->check(comm->native); }
 void fsdp__comm_abort(fsdp_comm *comm) { comm->ctx->backend->comm->abort(comm->native); }
 
+void *fsdp__comm_native(const fsdp_comm *comm, const fsdp_comm_ops *ops)
+{
+    return comm->ctx->backend->comm == ops ? comm->native : NULL;
+}
+
+fsdp_status fsdp__comm_attach(fsdp_comm *comm, void *base, uint64_t bytes, void **out_handle)
+{
+    *out_handle = NULL;
+    return bytes > 0 ? comm->ctx->backend->comm->attach(comm->native, base, bytes, out_handle) : FSDP_OK;
+}
+
+void fsdp__comm_detach(fsdp_comm *comm, void *handle)
+{
+    if (handle != NULL) comm->ctx->backend->comm->detach(comm->native, handle);
+}
+
 fsdp_comm *fsdp_context_comm(fsdp_context *ctx) { return ctx != NULL ? ctx->comm : NULL; }
 fsdp_comm *fsdp_context_reduce_comm(fsdp_context *ctx) { return ctx != NULL ? ctx->reduce_comm : NULL; }
 uint32_t fsdp_comm_rank(const fsdp_comm *comm) { return comm != NULL ? comm->ctx->rank : 0; }
@@ -79,6 +95,7 @@ static void note(fsdp_comm *comm, const fsdp_stream *s, fsdp_collective *list, u
 fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective *list, uint32_t n)
 {
     fsdp_context *ctx = comm->ctx;
+    FSDP_TRY(fsdp__pass_gate(s));
     /* First: should this rank not come back from the next lines, the others are told where it is. */
     fsdp__flight_add(&ctx->flight, comm->index, list, n, fsdp__point_of(s->slot, fsdp__epoch(s)),
                      fsdp_context_now_ns(ctx));

@@ -196,11 +196,12 @@ fsdp_status fsdp_context_destroy(fsdp_context *ctx)
     uint32_t n = ctx->n_children;
     fsdp__unlock(ctx);
     if (n > 0)
-        return fsdp__fail(FSDP_ERR_STATE,
-                          "fsdp_context_destroy: %u of your models, allocators, streams, events, works, traces or "
-                          "pinned pieces still live: "
-                          "destroy them first",
-                          n);
+        return fsdp__fail(
+            FSDP_ERR_STATE,
+            "fsdp_context_destroy: %u of your models, allocators, streams, events, works, traces, captures "
+            "or pinned pieces still live: "
+            "destroy them first",
+            n);
     close_all(ctx);
     return FSDP_OK;
 }

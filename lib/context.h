@@ -43,9 +43,13 @@ struct fsdp_context {
     /* Over their coming and going, for the side channel's thread. Inside it only what a communicator's abort locks. */
     pthread_mutex_t comms_lock;
 
-    fsdp_allocator *pools; /* all, newest first */
+    fsdp_allocator *pools;         /* all, newest first */
+    struct fsdp_model *models;     /* all: sharding's */
+    struct fsdp_capture *capture;  /* that is on; NULL: none */
+    struct fsdp_capture *captures; /* all that live */
     uint64_t n_device_frees;
-    uint32_t n_children; /* models, allocators, streams, events, works, traces, pinned pieces: the caller's that live */
+    uint32_t
+        n_children; /* models, allocators, streams, events, works, traces, captures, pinned pieces: the caller's that live */
     atomic_int aborted;
 
     fsdp__flight flight;
@@ -73,6 +77,11 @@ fsdp_status fsdp__context_explain(fsdp_context *ctx, fsdp_status status);
 fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns);
 /* Give a warning to the caller's log. */
 void fsdp__log(fsdp_context *ctx, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static inline fsdp_status fsdp__pass_gate(fsdp_stream *s)
+{
+    return __builtin_expect(s->ctx->clocks.behind >> s->slot & 1u, 0) ? fsdp__pass_gate_now(s) : FSDP_OK;
+}
 
 /* A mutex that knows its owner refuses him a second time: ignored, the first unlock would let others in too early. */
 static inline void fsdp__lock(fsdp_context *ctx)

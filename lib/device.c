@@ -167,11 +167,17 @@ static void add_accesses(fsdp_trace_record *r, const fsdp_device_op *op)
         add_access(r, op->u.square_sum.x, op->u.square_sum.count * fsdp_dtype_bytes(op->u.square_sum.dtype), false);
         add_access(r, op->u.square_sum.out, sizeof(float), true);
         break;
+    case FSDP_OPERATION_STEP_INPUT:
+        add_access(r, op->u.step_input.part + FSDP_STEP_ORDER, (FSDP_STEP_FLOATS - FSDP_STEP_ORDER) * sizeof(float),
+                   true);
+        add_access(r, op->u.step_input.to, sizeof(fsdp_step_input), true);
+        break;
     case FSDP_OPERATION_STEP_RESULT:
-        add_access(r, op->u.step_result.total, 17 * sizeof(float), false);
-        add_access(r, op->u.step_result.part, 17 * sizeof(float), true);
+        add_access(r, op->u.step_result.total, FSDP_STEP_FLOATS * sizeof(float), false);
+        add_access(r, op->u.step_result.part, FSDP_STEP_ORDER * sizeof(float), true);
         add_access(r, op->u.step_result.step, sizeof(fsdp_device_step), true);
-        add_access(r, op->u.step_result.report, sizeof(fsdp_report_record), true);
+        add_access(r, op->u.step_result.input, sizeof(fsdp_step_input), false);
+        add_access(r, op->u.step_result.reports, op->u.step_result.n_reports * sizeof(fsdp_report_record), true);
         break;
     case FSDP_OPERATION_ADAMW:
         add_access(r, op->u.adamw.gradient, op->u.adamw.count * fsdp_dtype_bytes(op->u.adamw.gradient_dtype), false);
@@ -182,6 +188,8 @@ static void add_accesses(fsdp_trace_record *r, const fsdp_device_op *op)
         break;
     case FSDP_OPERATION_HOST_CALL:
     case FSDP_OPERATION_DELAY:
+    case FSDP_OPERATION_CAPTURE:
+    case FSDP_OPERATION_REPLAY:
     case FSDP_OPERATION_ALL_GATHER:
     case FSDP_OPERATION_REDUCE_SCATTER:
     case FSDP_OPERATION_ALL_REDUCE:
@@ -193,6 +201,7 @@ static void add_accesses(fsdp_trace_record *r, const fsdp_device_op *op)
 fsdp_status fsdp__launch(fsdp_stream *s, const fsdp_device_op *op, const char *label)
 {
     fsdp_context *ctx = s->ctx;
+    FSDP_TRY(fsdp__pass_gate(s));
     fsdp_span *span = NULL;
     if (ctx->trace != NULL) {
         fsdp_trace_record record = new_record(s, FSDP_RECORD_OPERATION, label);

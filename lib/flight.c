@@ -93,6 +93,16 @@ void fsdp__flight_count(const fsdp__flight *flight, uint32_t comm, uint64_t *out
     *out_hash = hash;
 }
 
+uint64_t fsdp__flight_fold(const fsdp__flight *flight, uint64_t h)
+{
+    for (uint32_t c = 0; c < FSDP__N_COMMS; c++) {
+        uint64_t n, hash;
+        fsdp__flight_count(flight, c, &n, &hash);
+        h = fsdp__mix(fsdp__mix(h ^ n) ^ hash);
+    }
+    return h;
+}
+
 bool fsdp__flight_hash_after(const fsdp__flight *flight, uint32_t comm, uint64_t number, uint64_t *out_hash)
 {
     uint64_t n;

@@ -62,6 +62,8 @@ static inline uint32_t fsdp__flight_comm(const fsdp__flight_entry *entry) { retu
 static inline fsdp__point fsdp__flight_point(const fsdp__flight_entry *entry) { return entry->where / 4; }
 /* Groups of one communicator so far, and their hash, of one moment. 0 and 0 before the first. */
 void fsdp__flight_count(const fsdp__flight *flight, uint32_t comm, uint64_t *out_n, uint64_t *out_hash);
+/* h, with all of both communicators' groups so far in it. */
+uint64_t fsdp__flight_fold(const fsdp__flight *flight, uint64_t h);
 /* Its hash after group `number`; false: that is no longer known. */
 bool fsdp__flight_hash_after(const fsdp__flight *flight, uint32_t comm, uint64_t number, uint64_t *out_hash);
 

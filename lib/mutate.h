@@ -45,7 +45,16 @@
     X(UPDATE_NO_WAIT_REDUCED, "the optimizer does not wait for reductions")                                    \
     X(UPDATE_NO_WAIT_GATHERS, "the optimizer does not wait for gathers that still read the shard")             \
     X(KEPT_IN_THE_WAY, "a unit is kept until its next visit where another is planned before")                  \
-    X(EVICT_NEAREST, "off plan, the prefetched unit that is needed next is evicted")
+    X(EVICT_NEAREST, "off plan, the prefetched unit that is needed next is evicted")                           \
+    /* captures */                                                                                             \
+    X(CAPTURE_NOT_AFTER, "a capture's beginning does not wait for what streams were given before")             \
+    X(CAPTURE_NO_FORK, "a stream that is given something inside a capture does not come into it")              \
+    X(CAPTURE_NO_JOIN, "a stream that came into a capture does not join at its end")                           \
+    X(CAPTURE_UNCOVERED, "what was recorded inside a capture is waited for afterwards")                        \
+    X(REPLAY_TOO_EARLY, "a replay does not wait for what other streams were given")                            \
+    X(REPLAY_FORGOTTEN, "what is given after a replay does not wait for it")                                   \
+    X(REPLAY_ANYWHERE, "a replay does not look at what is gathered")                                           \
+    X(REPLAY_ONE_INPUT, "all steps of a capture read the host's values of the first")
 
 enum {
     FSDP__MUTANT_NONE = 0,

@@ -153,12 +153,7 @@ static fsdp_status explain_difference(fsdp_context *ctx, const subject *mine)
 
 fsdp_status fsdp__order_agree(fsdp_context *ctx, const char *what)
 {
-    uint64_t h = fsdp__hash_text(what);
-    for (uint32_t c = 0; c < FSDP__N_COMMS; c++) {
-        uint64_t n, hash;
-        fsdp__flight_count(&ctx->flight, c, &n, &hash);
-        h = fsdp__mix(fsdp__mix(h ^ n) ^ hash);
-    }
+    uint64_t h = fsdp__flight_fold(&ctx->flight, fsdp__hash_text(what));
     subject mine = {.text = what, .flags = ctx->debug & FSDP_DEBUG_ORDER ? HAS_DEBUG_ORDER : 0};
     fsdp_status status = gather(ctx, h, mine.flags);
     if (status != FSDP_OK) return fsdp__fail(status, "%s: %s", what, fsdp_last_error());

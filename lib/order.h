@@ -8,7 +8,7 @@
 
 /* ---- order_words.c ---- */
 
-enum { FSDP__ORDER_BLOB_BYTES = 2048 };
+enum { FSDP__ORDER_BLOB_BYTES = 8192 }; /* all that a flight recorder keeps, with names of usual length */
 
 /* For the side channel: from the context's flight recorder, without a lock. It may be asked before its ranks are known. */
 fsdp_side_words fsdp__order_words(fsdp_context *ctx);

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "capture.h"
 #include "check.h"
 #include "context.h"
 #include "device.h"
@@ -166,6 +167,7 @@ fsdp_status fsdp_pinned_alloc(fsdp_context *ctx, size_t bytes, void **out_ptr)
     FSDP_NEED(out_ptr);
     if (bytes == 0) return fsdp__fail(FSDP_ERR_ARG, "fsdp_pinned_alloc: bytes is 0");
     FSDP_TRY(fsdp__context_check(ctx));
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     return alloc_piece(ctx, bytes, true, out_ptr);
 }
 
@@ -193,6 +195,7 @@ fsdp_status fsdp_pinned_free(fsdp_context *ctx, void *ptr)
 {
     FSDP_NEED(ctx);
     if (ptr == NULL) return FSDP_OK;
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     size_t at = 0;
     fsdp__pinned_piece piece = {0};
     fsdp__lock(ctx);

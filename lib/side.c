@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "capture.h"
 #include "check.h"
 #include "hostmem.h"
 #include "order.h"
@@ -101,6 +102,7 @@ fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n)
     if (n == 0 || n > MAX_SUMS_HOST)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_sum_host: n is %u, expected 1 to %d", n, MAX_SUMS_HOST);
     FSDP_TRY(fsdp__context_check(ctx));
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     char what[64];
     snprintf(what, sizeof what, "fsdp_sum_host of %u", n);
     FSDP_TRY(fsdp__side_agree(ctx, what));
@@ -111,6 +113,7 @@ fsdp_status fsdp_barrier_host(fsdp_context *ctx)
 {
     FSDP_NEED(ctx);
     FSDP_TRY(fsdp__context_check(ctx));
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     FSDP_TRY(fsdp__side_agree(ctx, "fsdp_barrier_host"));
     return fsdp__side_end(ctx, FSDP_OK);
 }
@@ -124,6 +127,7 @@ fsdp_status fsdp_broadcast_host(fsdp_context *ctx, void *data, size_t bytes, uin
     if (root >= ctx->world)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_broadcast_host: root %u in a world of %u", root, ctx->world);
     FSDP_TRY(fsdp__context_check(ctx));
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     char what[96];
     snprintf(what, sizeof what, "fsdp_broadcast_host of %zu bytes from rank %u", bytes, root);
     FSDP_TRY(fsdp__side_agree(ctx, what));

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "capture.h"
 #include "check.h"
 #include "context.h"
 #include "device.h"
@@ -36,9 +37,11 @@ static int free_slot(const fsdp__clocks *clocks)
     return -1;
 }
 
-fsdp_status fsdp__stream_open(fsdp_context *ctx, const char *name, bool lane, fsdp_stream **out_stream)
+/* A slot, the events, and native or, for NULL, a stream of the library's own. */
+static fsdp_status open_stream(fsdp_context *ctx, const char *name, bool lane, void *native, fsdp_stream **out_stream)
 {
     fsdp__clocks *clocks = &ctx->clocks;
+    FSDP_TRY(fsdp__capture_off("making a stream", ctx));
     int slot = free_slot(clocks);
     if (slot < 0)
         return fsdp__fail(FSDP_ERR_STATE, "stream %s: all %d streams of this context are in use: release one first",
@@ -50,7 +53,9 @@ fsdp_status fsdp__stream_open(fsdp_context *ctx, const char *name, bool lane, fs
     s->slot = slot;
     s->lane = lane;
     snprintf(s->name, sizeof s->name, "%s", name);
-    fsdp_status status = ctx->backend->device->stream_create(ctx->dev, s->name, lane, &s->native);
+    s->native = native;
+    fsdp_status status = FSDP_OK;
+    if (native == NULL) status = ctx->backend->device->stream_create(ctx->dev, s->name, lane, &s->native);
     if (status != FSDP_OK) goto free_stream;
     status = create_events(s);
     if (status != FSDP_OK) goto destroy_native;
@@ -64,10 +69,21 @@ fsdp_status fsdp__stream_open(fsdp_context *ctx, const char *name, bool lane, fs
     return FSDP_OK;
 
 destroy_native:
-    ctx->backend->device->stream_destroy(ctx->dev, s->native);
+    if (native == NULL) ctx->backend->device->stream_destroy(ctx->dev, s->native);
 free_stream:
     fsdp__host_free(&ctx->host, s, 1, sizeof *s);
     return status;
+}
+
+fsdp_status fsdp__stream_open(fsdp_context *ctx, const char *name, bool lane, fsdp_stream **out_stream)
+{
+    return open_stream(ctx, name, lane, NULL, out_stream);
+}
+
+fsdp_status fsdp__stream_adopt(fsdp_context *ctx, const char *name, void *native, fsdp_stream **out_stream)
+{
+    assert(native != NULL);
+    return open_stream(ctx, name, false, native, out_stream);
 }
 
 void fsdp__stream_close(fsdp_stream *s)
@@ -81,6 +97,7 @@ void fsdp__stream_close(fsdp_stream *s)
     for (int t = 0; t < FSDP__SLOTS; t++) clocks->now[t].at[s->slot] = open_epoch, clocks->n_raised[t]++;
     clocks->now[s->slot].at[s->slot] = open_epoch + 1;
     clocks->stream[s->slot] = NULL;
+    clocks->behind &= s->slot == clocks->gate_slot ? 0 : ~(1u << s->slot);
     for (fsdp_allocator *a = ctx->pools; a != NULL; a = a->next_pool) fsdp__allocator_settle_slot(a, s->slot);
     fsdp__host_free(&ctx->host, s, 1, sizeof *s);
 }
@@ -131,6 +148,7 @@ fsdp_status fsdp_stream_release(fsdp_stream *stream)
     fsdp_context *ctx = stream->ctx;
     if (stream->lane)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_stream_release: %s is a lane of the library", stream->name);
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     if (stream->n_open > 0)
         return fsdp__fail(FSDP_ERR_STATE,
                           "fsdp_stream_release: %u units are open on stream %s: end them, or fsdp_pass_abort",
@@ -205,6 +223,7 @@ fsdp_status fsdp_stream_drain_host(fsdp_stream *stream, uint64_t timeout_ns)
 {
     FSDP_NEED(stream);
     fsdp_context *ctx = stream->ctx;
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     fsdp__lock(ctx);
     fsdp_status status = drain(stream, timeout_ns);
     fsdp__unlock(ctx);
@@ -276,12 +295,16 @@ fsdp_status fsdp_event_is_done(fsdp_event *event, bool *out_done)
     FSDP_NEED(event);
     FSDP_NEED(out_done);
     FSDP_TRY(fsdp__context_check(event->ctx));
+    FSDP_TRY(fsdp__capture_off(__func__, event->ctx));
+    FSDP_TRY(fsdp__capture_no_moment(__func__, &event->fence));
     return event->ctx->backend->device->event_query(event->ctx->dev, event->native, out_done);
 }
 
 fsdp_status fsdp_event_wait_host(fsdp_event *event, uint64_t timeout_ns)
 {
     FSDP_NEED(event);
+    FSDP_TRY(fsdp__capture_off(__func__, event->ctx));
+    FSDP_TRY(fsdp__capture_no_moment(__func__, &event->fence));
     fsdp__lock(event->ctx);
     fsdp__fence fence = event->fence;
     fsdp_status status = fsdp__device_event_wait_host(event->ctx, event->native, timeout_ns);

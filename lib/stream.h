@@ -7,6 +7,9 @@
 
 /* Take a slot, make the native stream and the ring's events. Errors: STATE (no slot), the device's. */
 fsdp_status fsdp__stream_open(fsdp_context *ctx, const char *name, bool lane, fsdp_stream **out_stream);
+/* The same for a native stream that a backend has made already, of the caller's. On an error native is left alone; else
+ * close destroys it. */
+fsdp_status fsdp__stream_adopt(fsdp_context *ctx, const char *name, void *native, fsdp_stream **out_stream);
 /* Wait until it is idle; give back events and slot. */
 void fsdp__stream_close(fsdp_stream *s);
 /* Not NULL, and of this context. */

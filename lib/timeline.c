@@ -176,9 +176,12 @@ static fsdp__shade shade_of(fsdp_operation operation, const window *inside)
     case FSDP_OPERATION_CAST:
     case FSDP_OPERATION_ADD: return FSDP__SHADE_SMALL;
     case FSDP_OPERATION_SQUARE_SUM:
+    case FSDP_OPERATION_STEP_INPUT:
     case FSDP_OPERATION_STEP_RESULT:
     case FSDP_OPERATION_ADAMW: return FSDP__SHADE_OPTIMIZER;
     case FSDP_OPERATION_HOST_CALL:
+    case FSDP_OPERATION_CAPTURE:
+    case FSDP_OPERATION_REPLAY:
     case FSDP_OPERATION_DELAY: break;
     }
     if (inside == NULL) return FSDP__SHADE_COMPUTE;

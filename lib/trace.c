@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "capture.h"
 #include "check.h"
 #include "context.h"
 #include "hostmem.h"
@@ -59,6 +60,7 @@ fsdp_status fsdp_trace_start(fsdp_context *ctx, uint64_t max_records, fsdp_trace
 {
     FSDP_NEED(ctx);
     FSDP_NEED(out_trace);
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     if (max_records == 0 || max_records > MAX_RECORDS)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_trace_start: max_records is %llu, expected 1 to %d",
                           (unsigned long long)max_records, MAX_RECORDS);
@@ -250,10 +252,13 @@ const char *fsdp_operation_name(fsdp_operation operation)
     case FSDP_OPERATION_CAST: return "cast";
     case FSDP_OPERATION_ADD: return "add";
     case FSDP_OPERATION_SQUARE_SUM: return "square sum";
+    case FSDP_OPERATION_STEP_INPUT: return "step input";
     case FSDP_OPERATION_STEP_RESULT: return "step result";
     case FSDP_OPERATION_ADAMW: return "adamw";
     case FSDP_OPERATION_HOST_CALL: return "host call";
     case FSDP_OPERATION_DELAY: return "delay";
+    case FSDP_OPERATION_CAPTURE: return "capture";
+    case FSDP_OPERATION_REPLAY: return "replay";
     }
     return "?";
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The handle of one enqueued collective: [Note: Four completions] in docs/streams.md. */
+#include "capture.h"
 #include "check.h"
 #include "comm.h"
 #include "context.h"
@@ -48,12 +49,16 @@ fsdp_status fsdp_work_is_done(fsdp_work *work, bool *out_done)
     FSDP_NEED(work);
     FSDP_NEED(out_done);
     FSDP_TRY(fsdp__context_check(work->ctx));
+    FSDP_TRY(fsdp__capture_off(__func__, work->ctx));
+    FSDP_TRY(fsdp__capture_no_moment(__func__, &work->fence));
     return work->ctx->backend->device->event_query(work->ctx->dev, work->event, out_done);
 }
 
 fsdp_status fsdp_work_wait_host(fsdp_work *work, uint64_t timeout_ns)
 {
     FSDP_NEED(work);
+    FSDP_TRY(fsdp__capture_off(__func__, work->ctx));
+    FSDP_TRY(fsdp__capture_no_moment(__func__, &work->fence));
     fsdp__lock(work->ctx);
     fsdp_status status = fsdp__device_event_wait_host(work->ctx, work->event, timeout_ns);
     if (status == FSDP_OK) fsdp__host_passed(work->ctx, &work->fence);

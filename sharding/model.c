@@ -7,6 +7,7 @@
 #include "lib/check.h"
 #include "lib/device.h"
 #include "lib/hostmem.h"
+#include "sharding/capture.h"
 #include "sharding/pass.h"
 #include "sharding/seal.h"
 
@@ -70,6 +71,7 @@ fsdp_status fsdp_model_create(fsdp_context *ctx, const fsdp_model_config *config
     if (config != NULL) FSDP_TRY(fsdp__read_config("fsdp_model_config", &c, sizeof c, config, sizeof c));
     FSDP_TRY(check_config(&c));
     FSDP_TRY(fsdp__context_check(ctx));
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     fsdp_model *model = fsdp__host_alloc(&ctx->host, 1, sizeof *model);
     if (model == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "model %s: no host memory", c.name);
     model->ctx = ctx;
@@ -81,6 +83,9 @@ fsdp_status fsdp_model_create(fsdp_context *ctx, const fsdp_model_config *config
                                              : fsdp__passes_init(model);
     fsdp__lock(ctx);
     ctx->n_children++;
+    model->older = ctx->models;
+    if (model->older != NULL) model->older->newer = model;
+    ctx->models = model;
     fsdp__unlock(ctx);
     if (status != FSDP_OK) {
         FSDP_IGNORE(fsdp_model_destroy(model));
@@ -109,7 +114,11 @@ fsdp_status fsdp_model_destroy(fsdp_model *model)
     if (model == NULL) return FSDP_OK;
     fsdp_context *ctx = model->ctx;
     const fsdp_host_allocator *host = &ctx->host;
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     fsdp__lock(ctx);
+    fsdp__capture_forget(model);
+    *(model->newer != NULL ? &model->newer->older : &ctx->models) = model->older;
+    if (model->older != NULL) model->older->newer = model->newer;
     /* What stopped it is the context's. The memory goes back either way, so nothing may be running: there is no deadline. */
     FSDP_IGNORE(fsdp__context_drain(ctx, UINT64_MAX));
     if (model->phase != FSDP__OPEN) fsdp__drop_step(model);

@@ -14,9 +14,8 @@
 enum {
     FSDP__ALIGN_ELEMS = 128, /* every parameter begins at a multiple, every group ends at world × a multiple */
     FSDP__MAX_DEPTH = 64,
-    FSDP__MAX_USERS = 4,                  /* further compute streams in a window */
-    FSDP__MAX_GROUPS = 6,                 /* three compute dtypes × trainable or frozen */
-    FSDP__PART_FLOATS = 1 + FSDP_MAX_SUMS /* the norm and the caller's sums */
+    FSDP__MAX_USERS = 4, /* further compute streams in a window */
+    FSDP__MAX_GROUPS = 6 /* three compute dtypes × trainable or frozen */
 };
 
 struct fsdp_param {
@@ -111,6 +110,7 @@ typedef struct fsdp__plan {
     uint64_t tmp_offset, tmp_bytes;   /* in scratch: the second reduction onto a shard lands here first */
     uint64_t cast_offset, cast_bytes; /* in scratch: gradients in the reduce dtype */
     uint64_t part_offset, total_offset, step_offset, table_offset, scratch_bytes;
+    uint64_t input_offset; /* in scratch: the host's values of a step; eager steps use the first of FSDP_REPORT_RING */
     uint64_t master_bytes, gradient_bytes, moment_bytes;
 } fsdp__plan;
 
@@ -149,7 +149,8 @@ struct fsdp_model {
     fsdp__plan plan;
     void *master, *gradients, *moments, *scratch; /* device ranges */
     fsdp_allocator *gather_pool, *grad_pool;
-    fsdp_report_record *reports; /* pinned, a ring */
+    void *gather_attached, *grad_attached; /* what the backend knows them by */
+    fsdp_report_record *reports;           /* pinned, a ring */
     void *report_event[FSDP_REPORT_RING];
     fsdp__fence report_fence[FSDP_REPORT_RING];
     uint64_t report_step[FSDP_REPORT_RING];
@@ -166,6 +167,10 @@ struct fsdp_model {
     fsdp_unit *newest_gathered; /* list of gathered units that are not held */
     fsdp__edges part_edges, step_edges;
     fsdp_model_stats stats;
+
+    /* capture.c */
+    fsdp_model *newer, *older; /* in the context's list */
+    uint64_t n_changes; /* times that what is gathered, or current, may have become another: a replay looks then */
 };
 
 static inline bool fsdp__unit_held(const fsdp_unit *unit) { return unit->config.reshard == FSDP_RESHARD_NEVER; }

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /* Stage 6: the optimizer. In: gradient shards. Out: new masters and moments, the norm, the step report. No host value decides
  * anything after enqueue: lr, clip, skip and step count are read from device memory. */
-#include "fsdp/optim.h"
+#include "sharding/optim.h"
 
 #include <string.h>
 
 #include "lib/check.h"
 #include "lib/comm.h"
 #include "lib/device.h"
+#include "lib/hash.h"
 #include "lib/hostmem.h"
 #include "lib/stream.h"
+#include "sharding/capture.h"
 #include "sharding/update.h"
 
 static fsdp_status check_config(const fsdp_adamw_config *c)
@@ -47,6 +49,8 @@ fsdp_status fsdp_adamw_create(fsdp_model *model, const fsdp_adamw_config *config
     return FSDP_OK;
 }
 
+_Static_assert(FSDP_STEP_ORDER == 1 + FSDP_MAX_SUMS, "the order stands behind the norm and the caller's sums");
+
 static char *scratch_at(const fsdp_model *model, uint64_t offset) { return (char *)model->scratch + offset; }
 
 static const fsdp_kernel_segment *table_of(const fsdp_model *model, const fsdp__group *group)
@@ -54,11 +58,53 @@ static const fsdp_kernel_segment *table_of(const fsdp_model *model, const fsdp__
     return (const fsdp_kernel_segment *)(const void *)scratch_at(model, model->plan.table_offset + group->table_offset);
 }
 
-static fsdp_status square_sums(fsdp_model *model, fsdp_stream *s)
+/* Every collective that this rank has enqueued so far, on both communicators: the same number on all ranks if they have made
+ * the same calls before this step's sum. */
+static uint64_t order_of(const fsdp_context *ctx)
 {
+    return ctx->world <= FSDP__MAX_WORLD ? fsdp__flight_fold(&ctx->flight, FSDP__HASH_SEED) : 0;
+}
+
+static fsdp_step_input *input_at(const fsdp_model *model, uint32_t place)
+{
+    return (fsdp_step_input *)(void *)scratch_at(model, model->plan.input_offset) + place;
+}
+
+static fsdp_step_input input_of(const fsdp_adamw *opt, const fsdp_adamw_args *args, uint64_t step)
+{
+    const fsdp_model *model = opt->model;
+    double factor = args->grad_scale * (model->config.grad_sum ? 1.0 : 1.0 / model->ctx->world);
+    return (fsdp_step_input){.step = step,
+                             .lr = args->lr,
+                             .factor = (float)factor,
+                             .max_norm = args->max_norm,
+                             .beta1 = opt->config.beta1,
+                             .beta2 = opt->config.beta2,
+                             .skip = args->skip,
+                             .world = model->ctx->world,
+                             .order = order_of(model->ctx)};
+}
+
+fsdp_status fsdp__step_input(const fsdp_adamw *opt, const fsdp_adamw_args *args, uint64_t step, uint32_t place,
+                             fsdp_stream *s)
+{
+    const fsdp_model *model = opt->model;
+    fsdp_device_op op = {.kind = FSDP_OPERATION_STEP_INPUT};
+    op.u.step_input.part = (float *)(void *)scratch_at(model, model->plan.part_offset);
+    op.u.step_input.to = input_at(model, place);
+    op.u.step_input.input = input_of(opt, args, step);
+    return fsdp__launch(s, &op, "norm");
+}
+
+/* This rank's part of what the step sums: the order of its calls, and Σ g² of its shards. With the host's values before it,
+ * which in a capture are the replay's to bring. */
+static fsdp_status make_part(fsdp_adamw *opt, const fsdp_adamw_args *args, fsdp_stream *s)
+{
+    fsdp_model *model = opt->model;
     fsdp__need need = {0};
     fsdp__need_write(&need, &model->part_edges);
     FSDP_TRY(fsdp__wait_need(s, &need));
+    if (model->ctx->capture == NULL) FSDP_TRY(fsdp__step_input(opt, args, model->n_updates + 1, 0, s));
     for (size_t i = 0; i < model->n_units; i++) {
         const fsdp_unit *unit = model->units[i];
         for (uint32_t g = 0; g < unit->n_groups; g++) {
@@ -79,9 +125,8 @@ static fsdp_status square_sums(fsdp_model *model, fsdp_stream *s)
 }
 
 /* On the reduce lane: sum over ranks, decide clip and skip, write device record and report. */
-static fsdp_status step_result(fsdp_adamw *opt, const fsdp_adamw_args *args)
+static fsdp_status step_result(fsdp_model *model, uint32_t place)
 {
-    fsdp_model *model = opt->model;
     fsdp_context *ctx = model->ctx;
     fsdp_stream *lane = ctx->lanes[FSDP_LANE_REDUCE];
     float *part = (float *)(void *)scratch_at(model, model->plan.part_offset);
@@ -93,29 +138,33 @@ static fsdp_status step_result(fsdp_adamw *opt, const fsdp_adamw_args *args)
     if (ctx->world > 1) {
         fsdp_collective sum = {.kind = FSDP_OPERATION_ALL_REDUCE,
                                .dtype = FSDP_DTYPE_FP32,
-                               .count = FSDP__PART_FLOATS,
+                               .count = FSDP_STEP_FLOATS,
                                .send = part,
                                .recv = total,
                                .label = "norm",
                                .pass = "UPDATE"};
         FSDP_TRY(fsdp__comm_enqueue(ctx->reduce_comm, lane, &sum, 1));
     }
-    uint64_t step = model->n_updates + 1, slot = step % FSDP_REPORT_RING;
-    double factor = args->grad_scale * (model->config.grad_sum ? 1.0 : 1.0 / ctx->world);
     fsdp_device_op op = {.kind = FSDP_OPERATION_STEP_RESULT};
     op.u.step_result.part = part;
     op.u.step_result.total = total;
     op.u.step_result.step = (fsdp_device_step *)(void *)scratch_at(model, model->plan.step_offset);
-    op.u.step_result.report = &model->reports[slot];
-    op.u.step_result.input = (fsdp_step_input){
-        step, args->lr, (float)factor, args->max_norm, opt->config.beta1, opt->config.beta2, args->skip};
+    op.u.step_result.input = input_at(model, place);
+    op.u.step_result.reports = model->reports, op.u.step_result.n_reports = FSDP_REPORT_RING;
     FSDP_TRY(fsdp__launch(lane, &op, "norm"));
     fsdp__note_write(&model->part_edges, lane);
     fsdp__note_write(&model->step_edges, lane);
-    /* The report owns this event, so that step − 2 can be asked for however many fences have been recorded since. */
-    fsdp__fence_forget(&ctx->clocks, &model->report_fence[slot]);
+    if (ctx->capture != NULL) return fsdp__record(lane, FSDP_MARK_NORM_SUM, "norm", NULL, NULL);
+    return fsdp__report_record(model, model->n_updates + 1, lane);
+}
+
+/* The report owns this event, so that step − 2 can be asked for however many fences have been recorded since. */
+fsdp_status fsdp__report_record(fsdp_model *model, uint64_t step, fsdp_stream *s)
+{
+    uint64_t slot = step % FSDP_REPORT_RING;
+    fsdp__fence_forget(&model->ctx->clocks, &model->report_fence[slot]);
     model->report_step[slot] = step;
-    return fsdp__record(lane, FSDP_MARK_NORM_SUM, "norm", model->report_event[slot], &model->report_fence[slot]);
+    return fsdp__record(s, FSDP_MARK_NORM_SUM, "norm", model->report_event[slot], &model->report_fence[slot]);
 }
 
 static fsdp_status update_units(fsdp_adamw *opt, fsdp_stream *s)
@@ -150,23 +199,25 @@ static fsdp_status update_units(fsdp_adamw *opt, fsdp_stream *s)
     return FSDP_OK;
 }
 
-static fsdp_status step(fsdp_adamw *opt, const fsdp_adamw_args *args, fsdp_stream *s)
+static fsdp_status step(fsdp_adamw *opt, const fsdp_adamw_args *args, uint32_t place, fsdp_stream *s)
 {
     FSDP_TRY(fsdp__update_begin(opt->model, s));
-    FSDP_TRY(square_sums(opt->model, s));
-    FSDP_TRY(step_result(opt, args));
+    FSDP_TRY(make_part(opt, args, s));
+    FSDP_TRY(step_result(opt->model, place));
     FSDP_TRY(update_units(opt, s));
     return fsdp__update_end(opt->model, s);
 }
 
-static fsdp_status check_args(const fsdp_adamw_args *a)
+fsdp_status fsdp__adamw_args_read(const char *call, const fsdp_adamw_args *given, fsdp_adamw_args *a)
 {
-    if (!(a->lr >= 0.0f && a->lr < 1e30f)) return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_step: lr is %g", (double)a->lr);
+    *a = (fsdp_adamw_args)FSDP_ADAMW_ARGS_INIT;
+    FSDP_TRY(fsdp__read_config("fsdp_adamw_args", a, sizeof *a, given, sizeof *a));
+    if (!(a->lr >= 0.0f && a->lr < 1e30f)) return fsdp__fail(FSDP_ERR_ARG, "%s: lr is %g", call, (double)a->lr);
     if (!(a->max_norm >= 0.0f && a->max_norm < 1e30f))
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_step: max_norm is %g, expected 0 (no clipping) or more",
+        return fsdp__fail(FSDP_ERR_ARG, "%s: max_norm is %g, expected 0 (no clipping) or more", call,
                           (double)a->max_norm);
     if (!(a->grad_scale > -1e30 && a->grad_scale < 1e30))
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_adamw_step: grad_scale is %g", a->grad_scale);
+        return fsdp__fail(FSDP_ERR_ARG, "%s: grad_scale is %g", call, a->grad_scale);
     return FSDP_OK;
 }
 
@@ -179,11 +230,12 @@ fsdp_status fsdp_adamw_step(fsdp_adamw *opt, const fsdp_adamw_args *args, fsdp_s
     if (!model->update_due)
         return fsdp__fail(FSDP_ERR_STATE,
                           "fsdp_adamw_step: there are no new gradients: run a pass with BACKWARD visits first");
-    fsdp_adamw_args a = FSDP_ADAMW_ARGS_INIT;
-    FSDP_TRY(fsdp__read_config("fsdp_adamw_args", &a, sizeof a, args, sizeof a));
-    FSDP_TRY(check_args(&a));
+    fsdp_adamw_args a;
+    FSDP_TRY(fsdp__adamw_args_read(__func__, args, &a));
+    uint32_t place = 0;
+    if (model->ctx->capture != NULL) FSDP_TRY(fsdp__capture_step(model, &place));
     fsdp__lock(model->ctx);
-    fsdp_status status = step(opt, &a, stream);
+    fsdp_status status = step(opt, &a, place, stream);
     fsdp__unlock(model->ctx);
     return fsdp__model_fail(model, status);
 }
@@ -212,6 +264,7 @@ fsdp_status fsdp_step_report_get(fsdp_model *model, uint64_t step, uint64_t time
 {
     FSDP_TRY(fsdp__model_check_sealed(__func__, model));
     FSDP_NEED(out_report);
+    FSDP_TRY(fsdp__capture_off(__func__, model->ctx));
     uint64_t slot = step % FSDP_REPORT_RING;
     if (step == 0 || model->report_step[slot] != step)
         return fsdp__fail(FSDP_ERR_ARG,
@@ -223,6 +276,7 @@ fsdp_status fsdp_step_report_get(fsdp_model *model, uint64_t step, uint64_t time
     fsdp__unlock(model->ctx);
     /* An event also happens when its stream has failed: then nothing was written. */
     FSDP_TRY(fsdp__context_explain(model->ctx, status));
+    FSDP_TRY(fsdp__check_order(model));
     const fsdp_report_record *r = &model->reports[slot];
     fsdp_step_report report = {sizeof report, r->step,      r->updates,    r->skipped != 0,
                                r->lr,         r->grad_norm, r->clip_scale, {0.0f}};

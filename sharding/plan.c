@@ -244,9 +244,10 @@ static fsdp_status plan_bytes(fsdp_model *model)
     plan->cast_bytes = alone ? 0 : largest_cast;
     plan->tmp_offset = add_scratch(plan, plan->tmp_bytes);
     plan->cast_offset = add_scratch(plan, plan->cast_bytes);
-    plan->part_offset = add_scratch(plan, FSDP__PART_FLOATS * sizeof(float));
-    plan->total_offset = add_scratch(plan, FSDP__PART_FLOATS * sizeof(float));
+    plan->part_offset = add_scratch(plan, FSDP_STEP_FLOATS * sizeof(float));
+    plan->total_offset = add_scratch(plan, FSDP_STEP_FLOATS * sizeof(float));
     plan->step_offset = add_scratch(plan, sizeof(fsdp_device_step));
+    plan->input_offset = add_scratch(plan, FSDP_REPORT_RING * sizeof(fsdp_step_input));
     plan->table_offset = add_scratch(plan, n_table * sizeof(fsdp_kernel_segment));
 
     m->size = sizeof *m;

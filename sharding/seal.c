@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/capture.h"
 #include "lib/check.h"
 #include "lib/comm.h"
 #include "lib/device.h"
@@ -195,7 +196,7 @@ static fsdp_status enqueue_each_kind(fsdp_model *model)
           *total = part + (model->plan.total_offset - model->plan.part_offset) / sizeof *part;
     fsdp_collective norm = {.kind = FSDP_OPERATION_ALL_REDUCE,
                             .dtype = FSDP_DTYPE_FP32,
-                            .count = FSDP__PART_FLOATS,
+                            .count = FSDP_STEP_FLOATS,
                             .send = part,
                             .recv = total,
                             .label = "seal"};
@@ -251,6 +252,17 @@ static fsdp_status warm_up(fsdp_model *model)
     return fsdp__side_vote(ctx, status, "fsdp_model_seal"); /* one rank may have waited its time out, and others not */
 }
 
+/* The two pools are what collectives travel in. */
+static fsdp_status attach_pools(fsdp_model *model)
+{
+    fsdp_context *ctx = model->ctx;
+    const fsdp_memory *m = &model->plan.memory;
+    FSDP_TRY(fsdp__comm_attach(ctx->comm, fsdp__allocator_base(model->gather_pool),
+                               fsdp__device_round(&ctx->caps, m->gather), &model->gather_attached));
+    return fsdp__comm_attach(ctx->reduce_comm, fsdp__allocator_base(model->grad_pool),
+                             fsdp__device_round(&ctx->caps, m->grad), &model->grad_attached);
+}
+
 static fsdp_status take_and_vote(fsdp_model *model)
 {
     fsdp_context *ctx = model->ctx;
@@ -259,6 +271,7 @@ static fsdp_status take_and_vote(fsdp_model *model)
     if (status == FSDP_OK) status = fsdp__shard_clear(model);
     fsdp__unlock(ctx);
     status = fsdp__side_vote(ctx, status, "fsdp_model_seal");
+    if (status == FSDP_OK) status = fsdp__side_vote(ctx, attach_pools(model), "fsdp_model_seal");
     if (status == FSDP_OK) status = warm_up(model);
     if (status == FSDP_OK) return status;
     char text[1024]; /* the first sentence stays */
@@ -293,6 +306,7 @@ fsdp_status fsdp_model_seal(fsdp_model *model)
 {
     FSDP_TRY(fsdp__model_check(__func__, model));
     fsdp_context *ctx = model->ctx;
+    FSDP_TRY(fsdp__capture_off(__func__, ctx));
     if (model->phase != FSDP__OPEN)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_model_seal: model %s is sealed already", model->name);
     FSDP_TRY(fsdp__side_agree(ctx, "fsdp_model_seal"));
@@ -321,6 +335,9 @@ void fsdp__unseal(fsdp_model *model)
         model->report_event[i] = NULL;
     }
     fsdp__device_free(ctx, model->reports, m->pinned, FSDP_MEMORY_KIND_PINNED);
+    fsdp__comm_detach(ctx->reduce_comm, model->grad_attached);
+    fsdp__comm_detach(ctx->comm, model->gather_attached);
+    model->grad_attached = model->gather_attached = NULL;
     fsdp__allocator_destroy_range(model->grad_pool);
     fsdp__allocator_destroy_range(model->gather_pool);
     fsdp__device_free(ctx, model->scratch, m->scratch, FSDP_MEMORY_KIND_DEVICE);

@@ -3,6 +3,8 @@
  * group the table of segments by which kernels skip the pads. Next: unshard.c. */
 #include "sharding/shard.h"
 
+#include <string.h>
+
 #include "lib/check.h"
 #include "lib/device.h"
 #include "lib/hostmem.h"
@@ -56,6 +58,7 @@ static fsdp_status alloc_ranges(fsdp_model *model)
     void *reports;
     FSDP_TRY(alloc_range(model, "step reports", m->pinned, FSDP_MEMORY_KIND_PINNED, &reports));
     model->reports = reports;
+    memset(reports, 0, m->pinned);
     for (int i = 0; i < FSDP_REPORT_RING; i++) FSDP_TRY(fsdp__device_event_create(ctx, &model->report_event[i]));
     return FSDP_OK;
 }

@@ -6,12 +6,14 @@
 
 #include <string.h>
 
+#include "lib/capture.h"
 #include "lib/check.h"
 #include "lib/device.h"
 #include "lib/mutate.h"
 #include "lib/stream.h"
 #include "sharding/reduce.h"
 #include "sharding/unshard.h"
+#include "sharding/update.h"
 
 static fsdp__visit_list list_of(const fsdp__pass *pass)
 {
@@ -50,6 +52,7 @@ static fsdp_status check_pass_args(const fsdp_model *model, const fsdp_pass_args
 fsdp_status fsdp_pass_begin(fsdp_model *model, const fsdp_pass_args *args, fsdp_stream *stream)
 {
     FSDP_TRY(fsdp__model_check_sealed(__func__, model));
+    FSDP_TRY(fsdp__check_order(model));
     FSDP_NEED(args);
     FSDP_TRY(fsdp__stream_check(__func__, model->ctx, stream));
     if (model->phase == FSDP__IN_PASS)
@@ -66,6 +69,7 @@ fsdp_status fsdp_pass_begin(fsdp_model *model, const fsdp_pass_args *args, fsdp_
     FSDP_TRY(fsdp__read_config("fsdp_pass_args", &a, sizeof a, args, sizeof a));
     FSDP_TRY(check_pass_args(model, &a));
     fsdp__lock(model->ctx);
+    model->n_changes++;
     model->args = a;
     model->pass = &model->passes[a.pass];
     bool last = a.index + 1 == a.count;
@@ -437,7 +441,7 @@ static fsdp_status clear_sums(fsdp_model *model, fsdp_stream *s)
     FSDP_TRY(fsdp__wait_need(s, &need));
     fsdp_device_op op = {
         .kind = FSDP_OPERATION_FILL,
-        .u.fill = {(char *)model->scratch + model->plan.part_offset, FSDP__PART_FLOATS * sizeof(float), 0}};
+        .u.fill = {(char *)model->scratch + model->plan.part_offset, FSDP_STEP_FLOATS * sizeof(float), 0}};
     FSDP_TRY(fsdp__launch(s, &op, "sums"));
     fsdp__note_write(&model->part_edges, s);
     return FSDP_OK;
@@ -445,6 +449,7 @@ static fsdp_status clear_sums(fsdp_model *model, fsdp_stream *s)
 
 void fsdp__drop_step(fsdp_model *model)
 {
+    model->n_changes++;
     for (size_t i = 0; i < model->n_units; i++) drop_unit(model->units[i]);
     model->n_open = 0;
     model->update_due = model->mid_step = false;
@@ -458,6 +463,7 @@ fsdp_status fsdp_pass_abort(fsdp_model *model, fsdp_stream *stream)
     if (model->phase == FSDP__OPEN)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_abort: model %s is not sealed", model->name);
     FSDP_TRY(fsdp__stream_check(__func__, model->ctx, stream));
+    FSDP_TRY(fsdp__capture_off(__func__, model->ctx));
     if (model->phase == FSDP__IN_UPDATE && model->failed == FSDP_OK)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_abort: an update is begun: call fsdp_update_end");
     if (model->phase == FSDP__IN_UPDATE)

@@ -3,15 +3,35 @@
  * the first gathers of what follows, which so hide behind the rest of the optimizer. */
 #include "sharding/update.h"
 
+#include <stdio.h>
+
 #include "lib/check.h"
 #include "lib/device.h"
 #include "lib/mutate.h"
 #include "lib/stream.h"
 #include "sharding/unshard.h"
 
+/* A rank's calls stay different from the others' once they are: what a later step writes over was the same. */
+fsdp_status fsdp__check_order(fsdp_model *model)
+{
+    uint64_t first = 0;
+    for (int i = 0; model->ctx->world > 1 && i < FSDP_REPORT_RING; i++) {
+        uint64_t step = __atomic_load_n(&model->reports[i].differs, __ATOMIC_ACQUIRE);
+        if (step != 0 && (first == 0 || step < first)) first = step;
+    }
+    if (first == 0) return FSDP_OK;
+    char sentence[FSDP__SENTENCE_BYTES];
+    snprintf(
+        sentence, sizeof sentence,
+        "step %llu of model %.80s: ranks have enqueued different collectives before its sum, and it changed nothing",
+        (unsigned long long)first, model->name);
+    return fsdp__context_fail_all(model->ctx, FSDP_ERR_MISMATCH, sentence);
+}
+
 fsdp_status fsdp__check_update_begin(const char *call, fsdp_model *model, fsdp_stream *s)
 {
     FSDP_TRY(fsdp__model_check_sealed(call, model));
+    FSDP_TRY(fsdp__check_order(model));
     FSDP_TRY(fsdp__stream_check(call, model->ctx, s));
     if (model->phase == FSDP__IN_UPDATE) return fsdp__fail(FSDP_ERR_STATE, "%s: an update is begun already", call);
     if (model->phase == FSDP__IN_PASS) {
@@ -47,6 +67,7 @@ static fsdp_status clear_unreduced(fsdp_unit *unit, fsdp_stream *s)
 fsdp_status fsdp__update_begin(fsdp_model *model, fsdp_stream *s)
 {
     fsdp__need need = {0};
+    model->n_changes++;
     for (size_t i = 0; i < model->n_units; i++) {
         fsdp_unit *unit = model->units[i];
         unit->updated = false;

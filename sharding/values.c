@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/capture.h"
 #include "lib/check.h"
 #include "lib/convert.h"
 #include "lib/device.h"
@@ -112,6 +113,7 @@ static fsdp_status close_stage(stage *st, fsdp_status status)
 static fsdp_status check_idle(const char *call, fsdp_model *model)
 {
     FSDP_TRY(fsdp__model_check_sealed(call, model));
+    FSDP_TRY(fsdp__capture_off(call, model->ctx));
     if (model->phase != FSDP__IDLE || model->mid_step || model->update_due)
         return fsdp__fail(FSDP_ERR_STATE,
                           "%s: model %s is inside a step: finish pass and update first, or fsdp_pass_abort", call,
@@ -149,8 +151,28 @@ static void note_new_values(fsdp_unit *unit)
 {
     fsdp__lock(unit->model->ctx);
     unit->version++;
+    unit->model->n_changes++;
     fsdp__reshard_stale(unit->model);
     fsdp__unlock(unit->model->ctx);
+}
+
+/* Most elements of the parameter that one rank has. */
+static uint64_t longest_part(const fsdp_param *param)
+{
+    uint64_t shard = param->unit->groups[param->group].shard_elems;
+    return shard < param->elems ? shard : param->elems;
+}
+
+static uint64_t longest_part_of_all(const fsdp_model *model)
+{
+    uint64_t longest = 0;
+    for (size_t u = 0; u < model->n_units; u++) {
+        for (size_t i = 0; i < model->units[u]->n_params; i++) {
+            uint64_t part = longest_part(model->units[u]->params[i]);
+            if (part > longest) longest = part;
+        }
+    }
+    return longest;
 }
 
 fsdp_status fsdp_model_fill(fsdp_model *model, fsdp_fill_fn fn, void *arg, fsdp_dtype dtype)
@@ -159,7 +181,7 @@ fsdp_status fsdp_model_fill(fsdp_model *model, fsdp_fill_fn fn, void *arg, fsdp_
     FSDP_NEED(fn);
     if (fsdp_dtype_bytes(dtype) == 0) return fsdp__fail(FSDP_ERR_ARG, "fsdp_model_fill: %d is no dtype", (int)dtype);
     stage st;
-    fsdp_status status = open_stage(model, STAGE_ELEMS, 2, &st);
+    fsdp_status status = open_stage(model, longest_part_of_all(model), 2, &st);
     for (size_t u = 0; status == FSDP_OK && u < model->n_units; u++) {
         fsdp_unit *unit = model->units[u];
         for (size_t i = 0; status == FSDP_OK && i < unit->n_params; i++)
@@ -167,13 +189,6 @@ fsdp_status fsdp_model_fill(fsdp_model *model, fsdp_fill_fn fn, void *arg, fsdp_
         note_new_values(unit);
     }
     return close_stage(&st, status);
-}
-
-/* Most elements of the parameter that one rank has. */
-static uint64_t longest_part(const fsdp_param *param)
-{
-    uint64_t shard = param->unit->groups[param->group].shard_elems;
-    return shard < param->elems ? shard : param->elems;
 }
 
 /* A fill function over a whole parameter in host memory. */
@@ -353,7 +368,7 @@ fsdp_status fsdp_model_hash(fsdp_model *model, uint64_t *out_hash)
     FSDP_TRY(fsdp__side_agree(ctx, "fsdp_model_hash"));
     stage st;
     uint64_t hash = 0, sum = 0, *all = fsdp__host_alloc(&ctx->host, ctx->world, sizeof *all);
-    fsdp_status status = open_stage(model, STAGE_ELEMS, 2, &st);
+    fsdp_status status = open_stage(model, longest_part_of_all(model), 2, &st);
     if (status == FSDP_OK && all == NULL)
         status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_model_hash: no host memory");
     for (size_t u = 0; status == FSDP_OK && u < model->n_units; u++)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# run.sh [--sanitize] [--install]: build the project and run every test.
+# run.sh [--sanitize] [--install]: build the project and run every test; with CUDA, too, where nvcc and NCCL are found (without a
+# GPU its tests are skipped).
 #   --sanitize  also with AddressSanitizer + UndefinedBehaviorSanitizer, with ThreadSanitizer, some under valgrind, and with
 #               each planted bug, which the tests must notice
 #   --install   what is missing may be installed with sudo (as root it is installed anyway)
@@ -13,7 +14,7 @@ for argument; do
     case $argument in
     --sanitize) sanitize=1 ;;
     --install) install=1 ;;
-    *) sed -n '3,7s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '3,8s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 
@@ -71,17 +72,23 @@ passed=0 failed=0 skipped=0
 # One number of ctest's JUnit report.
 attribute() { grep -oE "[^a-z]$2=\"[0-9]+\"" "$1" | head -n 1 | grep -oE '[0-9]+'; }
 
-run_preset() { # run_preset NAME: configure, build, test; a build that fails is one failure
-    local preset=$1 log=build/$1/log report=$PWD/build/$1/ctest.xml started=$SECONDS total
+# run_preset NAME [TARGET [CMAKE-ARGUMENT…]]: configure, build, test; a build that fails is one failure.
+run_preset() {
+    local preset=$1 target=${2:-all} log=build/$1/log report=$PWD/build/$1/ctest.xml started=$SECONDS total
     echo "== $preset"
     mkdir -p "build/$preset"
     rm -f "$report"
-    if ! { cmake --preset "$preset" && cmake --build --preset "$preset"; } >"$log" 2>&1; then
+    if ! { cmake --preset "$preset" "${@:3}" && cmake --build --preset "$preset" --target "$target"; } >"$log" 2>&1; then
+        if [ "$preset" = cuda ] && tr -s '\n ' ' ' <"$log" | grep -oE 'FSDP_WITH_CUDA is ON, and [^.]*' | sed 's/^.*, and /-- cuda: /'; then
+            skipped=$((skipped + 1))
+            return
+        fi
         grep -nE 'error|Error|undefined reference' "$log" | head -n 30 || tail -n 30 "$log"
         echo "-- $preset: the build failed, see $log"
         failed=$((failed + 1))
         return
     fi
+    wait_for_torchrun
     "${no_aslr[@]}" ctest --preset "$preset" --output-junit "$report" || true
     if [ ! -s "$report" ]; then
         failed=$((failed + 1))
@@ -94,24 +101,30 @@ run_preset() { # run_preset NAME: configure, build, test; a build that fails is 
     echo "-- $preset: $total tests, $((SECONDS - started)) s"
 }
 
+# Of the first GPU: "90"; without one, 90: this build is for this machine and need not be for others.
+gpu_architecture() { { nvidia-smi --query-gpu=compute_cap --format=csv,noheader || echo 9.0; } 2>/dev/null | head -n 1 | tr -d '. '; }
+
 run_valgrind() { # some tests without threads: what they read before it is written, and leaks
-    local name program
+    local name
     echo "== valgrind"
     if ! has valgrind; then
         echo "-- valgrind is not installed"
         skipped=$((skipped + 1))
         return
     fi
-    for name in "${valgrind_tests[@]}"; do
-        program=build/host/tests/$name
-        [ -x "$program" ] || continue
+    mkdir -p build/host/valgrind
+    for name in "${valgrind_tests[@]}"; do [ ! -x "build/host/tests/$name" ] || echo "$name"; done | xargs -P "$(nproc)" -I{} sh -c '
+        rm -f build/host/valgrind/{}.passed
         if timeout 300 valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect \
-            "$program" >build/host/valgrind.log 2>&1; then
+            build/host/tests/{} >build/host/valgrind/{}.log 2>&1; then touch build/host/valgrind/{}.passed; fi'
+    for name in "${valgrind_tests[@]}"; do
+        [ -x "build/host/tests/$name" ] || continue
+        if [ -e "build/host/valgrind/$name.passed" ]; then
             echo "   passed  $name"
             passed=$((passed + 1))
         else
             echo "   FAILED  $name"
-            tail -n 40 build/host/valgrind.log
+            tail -n 40 "build/host/valgrind/$name.log"
             failed=$((failed + 1))
         fi
     done
@@ -128,12 +141,20 @@ valgrind_tests=(test_trace test_clock test_tree test_sim_device test_sim_conform
 no_aslr=()
 
 install_missing
+# It fetches much; what comes first is built meanwhile.
+torchrun_install=
 if ! tests/launch/torchrun.sh --find >/dev/null 2>&1; then
     echo "+ tests/launch/torchrun.sh --install"
-    tests/launch/torchrun.sh --install >/dev/null || true # it says why
+    tests/launch/torchrun.sh --install >/dev/null & # it says why, if it fails
+    torchrun_install=$!
 fi
+wait_for_torchrun() {
+    [ -z "$torchrun_install" ] || wait "$torchrun_install" || true
+    torchrun_install=
+}
 if ! has make && has ninja; then export CMAKE_GENERATOR=Ninja; fi
 run_preset host
+run_preset cuda cuda_tests "-DCMAKE_CUDA_ARCHITECTURES=$(gpu_architecture)"
 if [ "$sanitize" = 1 ]; then
     run_preset asan
     # ThreadSanitizer's fixed shadow map and a kernel that randomises more address bits do not go together.

@@ -168,9 +168,22 @@ static void take(const uint8_t *text, int context, int *tokens, int *targets)
     }
 }
 
+data_set data_random(int vocab) { return (data_set){.random_vocab = vocab}; }
+
+static void draw(uint64_t from, int vocab, int context, int *tokens, int *targets)
+{
+    for (int t = 0; t < context; t++) tokens[t] = (int)(random_mix(from + (uint64_t)t) % (uint64_t)vocab);
+    memcpy(targets, tokens + 1, (size_t)(context - 1) * sizeof *targets);
+    targets[context - 1] = (int)(random_mix(from + (uint64_t)context) % (uint64_t)vocab);
+}
+
 void data_sequence(const data_set *data, uint64_t seed, uint64_t step, uint64_t sequence, int context, int *tokens,
                    int *targets)
 {
+    if (data->random_vocab > 0) {
+        draw(random_bits(seed, SEQUENCE_STREAM + step, sequence), data->random_vocab, context, tokens, targets);
+        return;
+    }
     const uint64_t places = data->train_bytes - (size_t)context;
     const uint64_t at = random_bits(seed, SEQUENCE_STREAM + step, sequence) % places;
     take(data->train + at, context, tokens, targets);

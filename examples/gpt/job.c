@@ -11,7 +11,7 @@ enum { WARM_STEPS = 3, WARM_UP = 20 };
 
 bool outcome_create(outcome *out, int steps)
 {
-    *out = (outcome){.held_out = (double)NAN, .step_ms = (double)NAN};
+    *out = (outcome){.held_out = (double)NAN, .step_ms = (double)NAN, .median_ms = (double)NAN};
     out->losses = calloc((size_t)steps, sizeof *out->losses);
     return out->losses != NULL;
 }
@@ -69,12 +69,33 @@ step_clock job_step_clock(const job *j)
 
 void job_clock_step(step_clock *clock, int step)
 {
-    if (step == clock->first) clock->first_s = job_now_s();
-    if (step == clock->last) clock->last_s = job_now_s();
+    const double now_s = job_now_s();
+    if (step == clock->first) clock->first_s = now_s;
+    if (step == clock->last) clock->last_s = now_s;
+    if (step >= clock->first) clock->ends_s[clock->n_ends++ % (MEDIAN_STEPS + 1)] = now_s;
 }
 
 double job_step_ms(const step_clock *clock)
 {
     if (clock->last <= clock->first) return (double)NAN;
     return 1e3 * (clock->last_s - clock->first_s) / (clock->last - clock->first);
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double job_median_ms(const step_clock *clock)
+{
+    const int n = clock->n_ends - 1 < MEDIAN_STEPS ? clock->n_ends - 1 : MEDIAN_STEPS;
+    double took_ms[MEDIAN_STEPS];
+    if (n < 1) return (double)NAN;
+    for (int i = 0; i < n; i++) {
+        const int end = clock->n_ends - 1 - i;
+        took_ms[i] = 1e3 * (clock->ends_s[end % (MEDIAN_STEPS + 1)] - clock->ends_s[(end - 1) % (MEDIAN_STEPS + 1)]);
+    }
+    qsort(took_ms, (size_t)n, sizeof *took_ms, by_size);
+    return n % 2 ? took_ms[n / 2] : 0.5 * (took_ms[n / 2 - 1] + took_ms[n / 2]);
 }

@@ -11,10 +11,12 @@
 enum { JOB_PROMPT_BYTES = 16, JOB_TEXT_BYTES = 200 };
 
 struct fsdp_launch;
+struct rank_device;
 
 typedef struct job {
     options opt;
     const struct fsdp_launch *launch; /* this process is one rank of opt.ranks; NULL: ranks are threads of it */
+    const struct rank_device *device; /* what ranks compute with (rank.h); the plain loop has its own */
     gpt_shape shape;
     const data_set *data;
     int steps;          /* of this run: opt.steps (which the learning rate follows) or the first of them */
@@ -33,10 +35,12 @@ typedef struct job_tape {
 } job_tape;
 
 typedef struct outcome {
-    float *losses;   /* (steps) */
-    double held_out; /* the last evaluation; NAN: none */
-    double step_ms;  /* rank 0's: mean, after a few warm-up steps, without a traced last step; NAN: too few */
-    uint64_t peak_bytes, predicted_bytes; /* device memory of a rank; 0 in the plain loop */
+    float *losses;    /* (steps) */
+    double held_out;  /* the last evaluation; NAN: none */
+    double step_ms;   /* rank 0's: mean, after a few warm-up steps, without a traced last step; NAN: too few */
+    double median_ms; /* the same as a median over the last MEDIAN_STEPS; NAN: too few */
+    uint64_t peak_bytes, predicted_bytes;                       /* device memory of a rank; 0 in the plain loop */
+    uint64_t activation_bytes, gpu_used_bytes, gpu_total_bytes; /* on a GPU; else 0 */
     job_tape tape;
     uint8_t text[JOB_PROMPT_BYTES + JOB_TEXT_BYTES];
     size_t text_bytes;
@@ -66,15 +70,20 @@ size_t job_prompt(const job *j, uint8_t *text);
 /* What to say when a step's gradient is not finite. */
 void job_not_finite(problem *why, int step);
 
-/* Mean time of a step: told when each step's report came. */
+enum { MEDIAN_STEPS = 20 };
+
+/* Time of a step, mean and median: told when each step's report came. */
 typedef struct step_clock {
     int first, last; /* steps whose ends are the two ends of the measure */
     double first_s, last_s;
+    int n_ends;
+    double ends_s[MEDIAN_STEPS + 1]; /* of the last steps, a ring */
 } step_clock;
 
 double job_now_s(void);
 step_clock job_step_clock(const job *j);
 void job_clock_step(step_clock *clock, int step);
 double job_step_ms(const step_clock *clock);
+double job_median_ms(const step_clock *clock);
 
 #endif

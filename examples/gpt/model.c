@@ -39,7 +39,7 @@ static gpt_param held_param(const gpt_shape *shape, int index)
     const float sd = first_sd(shape);
     static const char *const name[] = {"wte", "wpe", "final.w", "final.b"};
     gpt_param param;
-    if (index == HELD_WTE) param = matrix(GPT_VOCAB, C, sd);
+    if (index == HELD_WTE) param = matrix(shape->vocab, C, sd);
     else if (index == HELD_WPE) param = matrix(shape->context, C, sd);
     else param = vector(C, (index - HELD_FINAL_W) % 2 == 0 ? 1.0f : 0.0f);
     if (index < HELD_FIRST_W) snprintf(param.name, sizeof param.name, "%s", name[index]);

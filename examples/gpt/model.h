@@ -15,7 +15,7 @@
 #include "gpt_math.h"
 
 typedef struct gpt_shape {
-    int layers, dim, heads, context, batch; /* L, C, N, T, B */
+    int layers, dim, heads, context, batch, vocab; /* L, C, N, T, B, V; the host's kernels know V = GPT_VOCAB only */
 } gpt_shape;
 
 enum {               /* parameters of unit 0 */
@@ -54,6 +54,9 @@ int gpt_unit_params(const gpt_shape *shape, int unit);
 gpt_param gpt_param_at(const gpt_shape *shape, int unit, int index);
 /* Element `at` of the parameter before the first step; the same whoever asks. */
 float gpt_first_value(const gpt_param *param, uint64_t seed, int unit, int index, uint64_t at);
+/* Elements begin … begin + count of them, by as many threads as are worth it. */
+void gpt_first_values(const gpt_param *param, uint64_t seed, int unit, int index, uint64_t begin, uint64_t count,
+                      float *out);
 
 /* Everything that one micro-step leaves for its backward, and scratch. One set a rank: micro-steps follow each other on
  * the compute stream. */
@@ -110,6 +113,9 @@ typedef struct gpt_call {
     void *const *block;      /* parameters of block `layer` */
     void *const *block_grads;
     float *mean_loss; /* HEAD_FORWARD writes it; may be NULL */
+    /* For devices whose kernels can save a pass over memory; the host's ignore them. */
+    bool training;  /* a backward follows: HEAD_FORWARD may leave the logits' gradient */
+    bool add_grads; /* backward: gradients are added to what is there, as the host always does; else written */
 } gpt_call;
 
 /* Takes a gpt_call: the type of a function that a stream can run. */

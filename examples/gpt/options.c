@@ -9,8 +9,9 @@
 #include <string.h>
 
 #include "data.h"
+#include "gpt_math.h"
 
-typedef enum option_kind { WHOLE, REAL, TEXT, FLAG, LINK, ACCUMULATE } option_kind;
+typedef enum option_kind { WHOLE, REAL, TEXT, FLAG, LINK, ACCUMULATE, DEVICE, SHAPE } option_kind;
 
 typedef struct option_entry {
     const char *name, *value; /* value: what stands for it in the help; NULL for a flag */
@@ -25,15 +26,21 @@ typedef struct option_entry {
 static const option_entry table[] = {
     {"data", "PATH", TEXT, AT(data), 0, 0,
      "text to learn: a file, or a folder with all that is in it\n"
-     "(" DATA_DEFAULT_PATH ")"},
+     "(" DATA_DEFAULT_PATH ")\n"
+     "random: tokens without meaning, to measure with"},
+    {"device", "NAME", DEVICE, AT(cuda), 0, 0, "host: this machine's cores; cuda: its GPUs (host)"},
     {"ranks", "N", WHOLE, AT(ranks), 1, 64,
      "ranks, each a thread with streams of its own (4); under mpirun,\n"
      "torchrun or srun ranks are the processes that it starts"},
     {"depth", "K", WHOLE, AT(depth), 0, 64, "how many blocks ahead are gathered; 0: prefetch off (1)"},
+    {"shape", "NAME", SHAPE, AT(layers), 0, 0,
+     "gpt2-124m, gpt2-355m, gpt2-774m or gpt2-1.5b: layers, dim,\n"
+     "heads, context 1024, and a vocabulary of 50304 with random data"},
     {"layers", "L", WHOLE, AT(layers), 1, 256, "blocks (4)"},
     {"dim", "D", WHOLE, AT(dim), 1, 8192, "channels (128)"},
     {"heads", "H", WHOLE, AT(heads), 1, 128, "attention heads; must divide --dim (4)"},
     {"context", "T", WHOLE, AT(context), 1, 8192, "bytes in a sequence (64)"},
+    {"vocab", "V", WHOLE, AT(vocab), 2, 65536, "with --device cuda and random data: values of a token (256)"},
     {"batch", "B", WHOLE, AT(batch), 1, 4096, "sequences a micro-step and rank (4)"},
     {"micro-steps", "N", WHOLE, AT(micro_steps), 1, 65536, "micro-steps a step (1)"},
     {"accumulate", "WAY", ACCUMULATE, AT(keep_full), 0, 0,
@@ -50,10 +57,18 @@ static const option_entry table[] = {
      "with --compare, for the comparison only"},
     {"jitter", "US", WHOLE, AT(jitter_us), 0, 10000000, "delay every operation by a random time below this (0)"},
     {"run-ahead", "0|1", WHOLE, AT(run_ahead), 0, 1, "0: wait for each step's report before the next step (1)"},
+    {"reduce-comm", NULL, FLAG, AT(reduce_comm), 0, 0,
+     "a second communicator for reductions, so that they overlap gathers"},
     {"plain", NULL, FLAG, AT(plain), 0, 0, "the unsharded loop, without the library: the same losses"},
     {"compare", NULL, FLAG, AT(compare), 0, 0,
      "after training: the first steps again, prefetch off and on, over\n"
      "a modelled link (--link, or one fitted to this machine)"},
+    {"recompute", NULL, FLAG, AT(recompute), 0, 0,
+     "with --device cuda: GELU again in backward, not kept: a quarter\n"
+     "less memory for activations"},
+    {"peak-tflops", "X", REAL, AT(peak_tflops), 1, 1e6,
+     "with --device cuda: what MFU is a share of; dense bf16 of H100\n"
+     "SXM and H200 by the maker's datasheet (989)"},
     {"timeline", "FILE", TEXT, AT(timeline), 0, 0, "draw one step as SVG"},
     {"losses", "FILE", TEXT, AT(losses), 0, 0, "write the loss of each step, in hexadecimal, a line each"},
     {"poison", NULL, FLAG, AT(poison), 0, 0, "fill buffers with NaN when they are given back"},
@@ -69,7 +84,7 @@ enum { TABLE_LENGTH = sizeof table / sizeof table[0] };
 
 void options_help(FILE *out)
 {
-    fprintf(out, "gpt: train a byte-level GPT on sharded ranks (FSDP / ZeRO-3), on this machine's cores.\n\n");
+    fprintf(out, "gpt: train a byte-level GPT on sharded ranks (FSDP / ZeRO-3), on this machine's cores or GPUs.\n\n");
     for (int i = 0; i < TABLE_LENGTH; i++) {
         char left[40];
         snprintf(left, sizeof left, "--%s %s", table[i].name, table[i].value ? table[i].value : "");
@@ -110,6 +125,35 @@ static bool parse_link(options *out, const char *text, problem *why)
     return true;
 }
 
+static bool parse_device(options *out, const char *text, problem *why)
+{
+    out->cuda = strcmp(text, "cuda") == 0;
+    if (out->cuda || strcmp(text, "host") == 0) return true;
+    return problem_set(why, "--device takes 'host' or 'cuda', not '%s'", text);
+}
+
+/* The family of GPT-2. */
+static bool parse_shape(options *out, const char *text, problem *why)
+{
+    static const struct {
+        const char *name;
+        int layers, dim, heads;
+    } shapes[] = {{"gpt2-124m", 12, 768, 12},
+                  {"gpt2-355m", 24, 1024, 16},
+                  {"gpt2-774m", 36, 1280, 20},
+                  {"gpt2-1.5b", 48, 1600, 25}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        if (strcmp(text, shapes[i].name) != 0) continue;
+        out->layers = shapes[i].layers;
+        out->dim = shapes[i].dim;
+        out->heads = shapes[i].heads;
+        out->context = 1024;
+        out->named_shape = true;
+        return true;
+    }
+    return problem_set(why, "--shape takes gpt2-124m, gpt2-355m, gpt2-774m or gpt2-1.5b, not '%s'", text);
+}
+
 static bool parse_value(options *out, const option_entry *entry, const char *text, problem *why)
 {
     char *at = (char *)out + entry->at;
@@ -127,6 +171,8 @@ static bool parse_value(options *out, const option_entry *entry, const char *tex
         out->keep_full = strcmp(text, "keep") == 0;
         if (out->keep_full || strcmp(text, "each") == 0) return true;
         return problem_set(why, "--accumulate takes 'each' or 'keep', not '%s'", text);
+    case DEVICE: return parse_device(out, text, why);
+    case SHAPE: return parse_shape(out, text, why);
     }
     return true;
 }
@@ -141,6 +187,13 @@ static bool check_together(const options *o, problem *why)
                            "--batch %d × --context %d is too much at --dim %d: more than 2^31 activations in one array",
                            o->batch, o->context, o->dim);
     if (o->compare && o->ranks == 1) return problem_set(why, "--compare needs --ranks 2 or more: one rank has no wire");
+    if (!o->cuda && (o->vocab != GPT_VOCAB || o->recompute))
+        return problem_set(why, "--vocab and --recompute need --device cuda: the host's kernels know bytes");
+    if (!o->random_data && o->vocab != GPT_VOCAB)
+        return problem_set(why, "--vocab %d needs --data random: text is bytes, and these have %d values", o->vocab,
+                           GPT_VOCAB);
+    if (o->cuda && (o->compare || o->has_link))
+        return problem_set(why, "--compare and --link model a wire between ranks on the host: not with --device cuda");
     if (o->plain && (o->compare || o->timeline))
         return problem_set(why, "--plain has no streams: it goes with neither --compare nor --timeline");
     return true;
@@ -159,7 +212,8 @@ bool options_parse(options *out, int argc, char **argv, problem *why)
                      .steps = 400,
                      .seed = 1,
                      .run_ahead = 1,
-                     .lr = 0.003};
+                     .lr = 0.003,
+                     .peak_tflops = 989.0};
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i], *name = word + 2, *equals = strchr(word, '=');
         const bool dashed = strncmp(word, "--", 2) == 0;
@@ -174,5 +228,7 @@ bool options_parse(options *out, int argc, char **argv, problem *why)
         }
         if (!parse_value(out, entry, text, why)) return false;
     }
+    out->random_data = strcmp(out->data, "random") == 0;
+    if (out->vocab == 0) out->vocab = out->named_shape && out->random_data && out->cuda ? 50304 : GPT_VOCAB;
     return check_together(out, why);
 }

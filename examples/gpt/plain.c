@@ -50,7 +50,7 @@ static void fill_values(plain *p)
         for (int i = 0; i < gpt_unit_params(shape, unit); i++) {
             const gpt_param param = gpt_param_at(shape, unit, i);
             float *value = p->value + p->params[p->first_param[unit] + i].at;
-            for (uint64_t e = 0; e < param.elems; e++) value[e] = gpt_first_value(&param, seed, unit, i, e);
+            gpt_first_values(&param, seed, unit, i, 0, param.elems, value);
         }
 }
 
@@ -250,6 +250,7 @@ bool plain_run(const job *j, outcome *out)
         progress_evaluated(j->progress, step, out->held_out, job_now_s() - begun_s);
     }
     out->step_ms = job_step_ms(&clock);
+    out->median_ms = job_median_ms(&clock);
     if (j->write_text && out->why.text[0] == '\0') write_text(&p, out);
     plain_destroy(&p);
     return out->why.text[0] == '\0';

@@ -148,6 +148,7 @@ static fsdp_status read_counters(rank *r)
     TRY(fsdp_context_counters(r->ctx, &counters));
     r->out->peak_bytes = counters.device_bytes_peak;
     r->out->step_ms = job_step_ms(&r->clock);
+    r->out->median_ms = job_median_ms(&r->clock);
     return share_times(r);
 }
 

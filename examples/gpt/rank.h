@@ -13,17 +13,42 @@
  * past its pass. */
 typedef struct pass_block {
     batch_task batch;
-    float loss;      /* of the micro-step: written and read on the stream */
-    gpt_call *calls; /* 2 L + 4, in the order of the pass */
+    float loss;       /* of the micro-step: written and read on the stream */
+    float *mean_loss; /* where it is: &loss, or the device's own memory */
+    void *staged;     /* a batch on its way to the device; the host's needs none */
+    gpt_call *calls;  /* 2 L + 4, in the order of the pass */
     int n_calls;
     void **held[3]; /* parameters in forward, in backward, gradients; pointers in the order of the unit's parameters */
     void **blocks[3]; /* the same, (L, BLOCK_PARAMS) */
     void **pointers;
 } pass_block;
 
+typedef struct rank rank;
+
+/* What differs between devices that ranks compute with. Statuses: r->why has a sentence of ours, or fsdp_last_error the
+ * library's. */
+typedef struct rank_device {
+    /* r->ctx and r->stream, by `config`, in which the backend is still to be named. */
+    fsdp_status (*open)(rank *r, fsdp_config *config);
+    /* How this device wants a unit's numbers, after the defaults. */
+    void (*configure)(const rank *r, fsdp_unit_config *config);
+    /* Activations, and what r->blocks need of the device. */
+    fsdp_status (*take_memory)(rank *r);
+    /* All of it, and of open(), back; the context is gone and the streams are idle. */
+    void (*give_back)(rank *r);
+    /* fill(task) writes r->state's tokens, targets and sequences; they are the batch of what comes next on the stream. */
+    fsdp_status (*put)(rank *r, pass_block *block, fsdp_host_fn fill, void *task);
+    /* One visit, on the stream; *call stays until it has run. */
+    fsdp_status (*visit)(rank *r, gpt_call *call);
+    /* take(task), after all that is on the stream, with r->state's losses and the first sequence's logits. */
+    fsdp_status (*get)(rank *r, fsdp_host_fn take, void *task);
+} rank_device;
+
+extern const rank_device rank_host_device; /* rank_host.c */
+
 enum { STEPS_IN_FLIGHT = 3 /* this one, and two whose report has not been asked for */ };
 
-typedef struct rank {
+struct rank {
     const job *job;
     int index;
     fsdp_local *local;     /* ranks as threads */
@@ -31,6 +56,7 @@ typedef struct rank {
     outcome *out;          /* one a process: NULL on the threads of ranks above 0 */
     problem why;
     fsdp_status status; /* of the call that failed */
+    bool add_grads;     /* the model's gradients are zeroed, or hold earlier micro-steps' */
 
     fsdp_host_allocator host; /* an arena of jemalloc's, where the program has it; else zero: libc */
     fsdp_context *ctx;
@@ -43,8 +69,9 @@ typedef struct rank {
     gpt_state state;
     pass_block *blocks; /* (STEPS_IN_FLIGHT, micro-steps), then one for evaluation */
     int n_blocks;
+    void *on_device; /* the device's own */
     step_clock clock;
-} rank;
+};
 
 #define TRY(expr)                                     \
     do {                                              \
@@ -63,7 +90,7 @@ void pass_block_destroy(pass_block *block);
 
 /* Forward and backward of one micro-step; its gradients and loss go to the step. */
 fsdp_status rank_train_pass(rank *r, int step, int micro_step);
-/* Forward, for its losses and logits. before(task) and after(task) run on the stream around it; the host waits. */
+/* Forward, for its losses and logits. before(task) and after(task) run before and after it; the host waits. */
 fsdp_status rank_eval_pass(rank *r, int32_t next, void (*before)(void *), void (*after)(void *), void *task);
 
 /* ---- rank_setup.c ---- */

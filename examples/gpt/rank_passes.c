@@ -51,7 +51,7 @@ static fsdp_status open_backward(const rank *r, int unit, void **params, void **
 
 static fsdp_status enqueue_visit(rank *r, pass_block *b, gpt_visit visit, int layer)
 {
-    const bool backward = visit >= GPT_HEAD_BACKWARD;
+    const bool backward = visit >= GPT_HEAD_BACKWARD, evaluates = b == &r->blocks[r->n_blocks - 1];
     const ptrdiff_t first = (ptrdiff_t)layer * BLOCK_PARAMS;
     gpt_call *call = &b->calls[b->n_calls++];
     *call = (gpt_call){.state = &r->state,
@@ -61,8 +61,10 @@ static fsdp_status enqueue_visit(rank *r, pass_block *b, gpt_visit visit, int la
                        .held_grads = b->held[GRADS],
                        .block = b->blocks[backward ? BACKWARD : FORWARD] + first,
                        .block_grads = b->blocks[GRADS] + first,
-                       .mean_loss = visit == GPT_HEAD_FORWARD ? &b->loss : NULL};
-    return fsdp_stream_host_call(r->stream, gpt_run, call);
+                       .mean_loss = visit == GPT_HEAD_FORWARD ? b->mean_loss : NULL,
+                       .training = !evaluates,
+                       .add_grads = r->add_grads};
+    return r->job->device->visit(r, call);
 }
 
 /* The held unit is open from embedding to head, since each block normalises for the next with its parameters. */
@@ -112,22 +114,23 @@ fsdp_status rank_train_pass(rank *r, int step, int micro_step)
     b->batch = (batch_task){&r->state, j->data, (uint64_t)j->opt.seed, (uint64_t)step,
                             job_first_sequence(j, r->index, micro_step)};
     TRY(fsdp_pass_begin(r->model, &args, r->stream));
-    TRY(fsdp_stream_host_call(r->stream, batch_fill, &b->batch));
+    TRY(j->device->put(r, b, batch_fill, &b->batch));
     TRY(forward(r, b));
-    TRY(fsdp_step_sum(r->model, 0, &b->loss, r->stream));
+    TRY(fsdp_step_sum(r->model, 0, b->mean_loss, r->stream));
     TRY(backward(r, b));
     return fsdp_pass_end(r->model, r->stream);
 }
 
 fsdp_status rank_eval_pass(rank *r, int32_t next, void (*before)(void *), void (*after)(void *), void *task)
 {
+    pass_block *b = &r->blocks[r->n_blocks - 1];
     fsdp_pass_args args = FSDP_PASS_ARGS_INIT;
     args.pass = FSDP_PASS_EVAL;
     args.next = next;
     TRY(fsdp_pass_begin(r->model, &args, r->stream));
-    TRY(fsdp_stream_host_call(r->stream, before, task));
-    TRY(forward(r, &r->blocks[r->n_blocks - 1]));
-    TRY(fsdp_stream_host_call(r->stream, after, task));
+    TRY(r->job->device->put(r, b, before, task));
+    TRY(forward(r, b));
+    TRY(r->job->device->get(r, after, task));
     TRY(fsdp_pass_end(r->model, r->stream));
     return fsdp_stream_drain_host(r->stream, patience_ns);
 }

@@ -17,17 +17,9 @@ static void warn(void *arg, const char *text)
 static fsdp_status open_context(rank *r)
 {
     const options *o = &r->job->opt;
-    fsdp_host_config host = FSDP_HOST_CONFIG_INIT;
-    host.launch = r->job->launch;
-    host.local = r->local;
-    host.link = r->link;
-    host.rank = r->local ? (uint32_t)r->index : 0;
-    host.jitter_ns = (uint64_t)o->jitter_us * 1000;
-    host.jitter_seed = (uint64_t)o->seed + (uint64_t)r->index;
     fsdp_config config = FSDP_CONFIG_INIT;
-    config.backend = fsdp_host_backend();
-    config.backend_config = &host;
     config.debug = (o->sync ? FSDP_DEBUG_SYNC : 0u) | (o->poison ? FSDP_DEBUG_POISON : 0u);
+    config.reduce_comm = o->reduce_comm;
     config.log = warn;
     config.log_arg = r;
 #ifdef GPT_WITH_JEMALLOC
@@ -35,8 +27,7 @@ static fsdp_status open_context(rank *r)
     config.host = r->host;
     config.pinned = fsdp_jemalloc_pinned(); /* values in and out go through the same few regions */
 #endif
-    TRY(fsdp_context_create(&config, &r->ctx));
-    return fsdp_stream_create(r->ctx, "compute", &r->stream);
+    return r->job->device->open(r, &config);
 }
 
 static fsdp_status add_unit(rank *r, int unit, fsdp_param **params)
@@ -44,6 +35,8 @@ static fsdp_status add_unit(rank *r, int unit, fsdp_param **params)
     const gpt_shape *shape = &r->job->shape;
     fsdp_unit_config config = FSDP_UNIT_CONFIG_INIT;
     if (unit == 0) config.reshard = FSDP_RESHARD_NEVER;
+    r->job->device->configure(r, &config);
+    r->add_grads = config.zero_grads;
     char name[32] = "held";
     if (unit > 0) snprintf(name, sizeof name, "h.%d", unit - 1);
     TRY(fsdp_model_add_unit(r->model, name, &config, &r->units[unit]));
@@ -79,14 +72,12 @@ static int first_values(void *arg, const fsdp_param_range *range, void *dst)
 {
     const rank *r = arg;
     const gpt_shape *shape = &r->job->shape;
-    float *out = dst;
     fsdp_param *const *params = r->params;
     for (int unit = 0; unit < gpt_units(shape); unit++) {
         for (int i = 0; i < gpt_unit_params(shape, unit); i++, params++) {
             if (*params != range->param) continue;
             const gpt_param param = gpt_param_at(shape, unit, i);
-            for (uint64_t e = 0; e < range->count; e++)
-                out[e] = gpt_first_value(&param, (uint64_t)r->job->opt.seed, unit, i, range->begin + e);
+            gpt_first_values(&param, (uint64_t)r->job->opt.seed, unit, i, range->begin, range->count, dst);
             return 0;
         }
     }
@@ -102,7 +93,7 @@ static bool take_memory(rank *r)
     r->params = calloc(n_params, sizeof *r->params);
     r->n_blocks = STEPS_IN_FLIGHT * r->job->opt.micro_steps + 1;
     r->blocks = calloc((size_t)r->n_blocks, sizeof *r->blocks);
-    if (!r->units || !r->params || !r->blocks || !gpt_state_create(&r->state, shape)) return false;
+    if (!r->units || !r->params || !r->blocks) return false;
     for (int i = 0; i < r->n_blocks; i++)
         if (!pass_block_create(&r->blocks[i], shape)) return false;
     return true;
@@ -112,9 +103,10 @@ fsdp_status rank_open(rank *r)
 {
     TRY(open_context(r));
     if (!take_memory(r)) {
-        problem_set(&r->why, "rank %d: no memory for the activations of a model of this size", r->index);
+        problem_set(&r->why, "rank %d: no memory for a model of this many parameters", r->index);
         return FSDP_ERR_NO_HOST_MEMORY;
     }
+    TRY(r->job->device->take_memory(r));
     TRY(register_model(r));
     fsdp_memory predicted = FSDP_MEMORY_INIT;
     TRY(fsdp_model_predict(r->model, &predicted));
@@ -143,7 +135,7 @@ void rank_close(rank *r)
 #endif
     /* The streams are idle: nothing reads the blocks or the activations any more. */
     for (int i = 0; r->blocks && i < r->n_blocks; i++) pass_block_destroy(&r->blocks[i]);
-    gpt_state_destroy(&r->state);
+    r->job->device->give_back(r);
     free(r->blocks);
     free(r->params);
     free(r->units);

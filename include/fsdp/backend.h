@@ -26,6 +26,7 @@ typedef struct fsdp_device_caps {
     uint64_t granularity; /**< bytes; device memory is taken in multiples */
     bool has_data;        /**< memory has content; false: addresses only, never read or written by anybody */
     bool can_host_call;   /**< FSDP_OPERATION_HOST_CALL works */
+    bool can_capture;     /**< what a stream is given can be captured as a graph (capture.h) */
 } fsdp_device_caps;
 
 /** Where a backend writes when an enqueued thing began and ended, in its own ns; it may be read once the stream is
@@ -36,7 +37,8 @@ typedef struct fsdp_span {
 
 typedef enum fsdp_memory_kind {
     FSDP_MEMORY_KIND_DEVICE = 0,
-    FSDP_MEMORY_KIND_PINNED = 1 /**< host memory that the device reads and writes; real memory on every backend */
+    FSDP_MEMORY_KIND_PINNED = 1, /**< host memory that the device reads and writes; real memory on every backend */
+    FSDP_MEMORY_KIND_COLLECTIVE = 2 /**< device memory that collectives travel in: a backend may take it from elsewhere */
 } fsdp_memory_kind;
 
 /** One parameter's part of a shard, as kernels see it: AdamW's table. Lives in device memory. */
@@ -55,12 +57,25 @@ typedef struct fsdp_device_step {
     uint64_t skip;          /**< 1: change nothing */
 } fsdp_device_step;
 
-/** FSDP_OPERATION_STEP_RESULT's host values. */
+/** A step's host values: STEP_INPUT writes them to device memory, STEP_RESULT reads them there. */
 typedef struct fsdp_step_input {
     uint64_t step;
     float lr, factor, max_norm, beta1, beta2;
     uint32_t skip;
+    uint32_t world;         /**< ranks that `total` was summed over */
+    uint64_t order;         /**< hash of every collective that this rank has enqueued before the step's sum */
 } fsdp_step_input;
+
+/** What ranks sum in a step, in fp32: [0] Σ g²; [1 … 16] the caller's sums; then, for each of 8 pieces of 6 bits of `order`,
+ *  the lowest first, the piece and its square. Up to 4096 ranks these sums are exact, and all ranks have the same piece if
+ *  and only if ranks × the sum of squares is the sum squared: so every rank sees it, and all see the same. (With more
+ *  ranks `order` is 0.) */
+enum {
+    FSDP_STEP_ORDER = 17, /* where the first piece stands */
+    FSDP_STEP_ORDER_PIECES = 8,
+    FSDP_STEP_ORDER_BITS = 6,
+    FSDP_STEP_FLOATS = FSDP_STEP_ORDER + 2 * FSDP_STEP_ORDER_PIECES
+};
 
 /** What STEP_RESULT writes to pinned memory: fsdp_step_report without its size. */
 typedef struct fsdp_report_record {
@@ -68,6 +83,8 @@ typedef struct fsdp_report_record {
     uint32_t skipped;
     float lr, grad_norm, clip_scale;
     float sums[16];
+    uint64_t differs;       /**< step, if ranks have enqueued different collectives before it (it is skipped then); else 0.
+                                 Written last, and whole: the host may look before the step's event is done */
 } fsdp_report_record;
 
 /** Everything that runs on a stream but collectives. Copied at enqueue; pointers are device memory unless said. */
@@ -85,11 +102,15 @@ typedef struct fsdp_device_op {
             const fsdp_kernel_segment *segments; uint64_t n_segments;
             fsdp_dtype dtype;
         } square_sum;
-        /* total[0] = Σ g² over ranks, total[1 … 16] the caller's sums. Computes *step and *report from them and
-         * @p input, then sets part[0 … 16] to zero for the next step. */
+        /* *to = input, and the pieces of input.order and their squares to part[17 … 32]. */
+        struct { float *part; fsdp_step_input *to; fsdp_step_input input; } step_input;
+        /* total: part, summed over ranks. Computes *step and reports[input->step % n_reports] from it and *input (device
+         * memory, which a STEP_INPUT wrote), then sets part[0 … 16] to zero for the next step. No host value is baked in but
+         * addresses, so that a captured one can be replayed. */
         struct {
             float *part; const float *total;
-            fsdp_device_step *step; fsdp_report_record *report; fsdp_step_input input;
+            fsdp_device_step *step; const fsdp_step_input *input;
+            fsdp_report_record *reports; uint32_t n_reports;
         } step_result;
         struct {
             void *master; const void *gradient; float *m, *v;
@@ -173,6 +194,10 @@ typedef struct fsdp_comm_ops {
     fsdp_status (*enqueue)(void *comm, void *stream, const fsdp_collective *list, uint32_t n); /* n as one group */
     fsdp_status (*check)(void *comm);                                  /* MISMATCH, RANK_LOST, ABORTED with its sentence */
     void (*abort)(void *comm);                                         /* any thread */
+    /* Memory of kind COLLECTIVE, whole, that this communicator's operations will be in; collective, with the same bytes on
+     * every rank. A backend that has nothing to do gives NULL; what it cannot do is no error. */
+    fsdp_status (*attach)(void *comm, void *base, uint64_t bytes, void **out_handle);
+    void (*detach)(void *comm, void *handle); /* before the memory goes; nothing uses it any more. NULL is nothing */
 } fsdp_comm_ops;
 
 /** What each rank did last, for the sentence that every rank gets when one is late, lost or out of order. Called by the side

@@ -50,6 +50,7 @@
 #define FSDP_VERSION_PATCH 0
 
 #include "fsdp/alloc.h"
+#include "fsdp/capture.h"
 #include "fsdp/comm.h"
 #include "fsdp/context.h"
 #include "fsdp/device.h"

@@ -26,7 +26,8 @@ struct fsdp_nccl_config {
     size_t size;
     ncclComm_t comm;              /**< the caller's own, of all ranks in their order: used, never finalised, aborted only when
                                        the context fails. NULL: one is made */
-    ncclComm_t reduce_comm;       /**< with comm and fsdp_config.reduce_comm: a second one of the caller's; NULL: comm is split */
+    ncclComm_t reduce_comm;       /**< with comm and fsdp_config.reduce_comm: a second one of the caller's; NULL: comm is
+                                       split */
     const ncclUniqueId *id;       /**< the same on every rank, from one ncclGetUniqueId; NULL: rank 0's travels over the side
                                        channel. Not with comm */
     const ncclConfig_t *config;   /**< CTAs, policy, net name, …: passed on as it is, but for `blocking`; NULL: NCCL's defaults.

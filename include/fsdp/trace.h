@@ -36,7 +36,10 @@ typedef enum fsdp_operation {
     FSDP_OPERATION_STEP_RESULT = 10,/**< norm, clip, skip; writes the device's step record and the report */
     FSDP_OPERATION_ADAMW = 11,
     FSDP_OPERATION_HOST_CALL = 12,  /**< the caller's compute on the host backend */
-    FSDP_OPERATION_DELAY = 13       /**< the caller's compute in virtual time */
+    FSDP_OPERATION_DELAY = 13,      /**< the caller's compute in virtual time */
+    FSDP_OPERATION_STEP_INPUT = 14, /**< what the host knows of the step, on its way to the device and to all ranks */
+    FSDP_OPERATION_CAPTURE = 15,    /**< flight recorder only: a capture begins; what is enqueued runs in its replays */
+    FSDP_OPERATION_REPLAY = 16      /**< flight recorder only: all of a capture again */
 } fsdp_operation;
 
 /** What a recorded event marks. */

@@ -19,6 +19,7 @@
 
 #include "call.h"
 #include "check.h"
+#include "cuda_kernels.h"
 #include "fsdp/backend.h"
 #include "fsdp/cuda.h"
 
@@ -37,6 +38,10 @@ fsdp_status fsdp__cuda_setup_read(const void *given, fsdp__cuda_setup *out_setup
 typedef struct fsdp__cuda_spans fsdp__cuda_spans;   /* cuda_span.c */
 typedef struct fsdp__cuda_waiter fsdp__cuda_waiter; /* cuda_wait.c */
 
+typedef struct fsdp__cuda_stream fsdp__cuda_stream;
+
+enum { FSDP__CUDA_SUM_SLOTS = 64 }; /* streams of a device that may have run SQUARE_SUM */
+
 typedef struct fsdp__cuda_device {
     const fsdp_host_allocator *host;
     int ordinal; /* CUDA's number of the GPU */
@@ -45,32 +50,44 @@ typedef struct fsdp__cuda_device {
     fsdp_log_fn log;
     void *log_arg;
     int n_processors; /* multiprocessors, for grids */
-    float *square_parts; /* device memory of the backend's own: partials of SQUARE_SUM; not counted by the library */
+    char *sums; /* device memory of the backend's own: SQUARE_SUM's, a slot a stream; the library counts none of it */
+    uint32_t *stop; /* pinned, as the host and the GPU see it: 1 ends delays. Written once, by abort */
     fsdp__cuda_spans *spans;
     fsdp__cuda_waiter *waiter;
+    struct fsdp__nccl_team *nccl; /* nccl_parts.h: while a communicator is open, in a world of more than one */
 
     pthread_mutex_t lock; /* over streams, spans and the sentence; never held in a call that can block */
-    atomic_int status;    /* the first error, written under the lock, once */
+    fsdp__cuda_stream *streams;
+    uint32_t n_streams_made;
+    uint64_t sum_slots; /* bit i: slot i has its stream */
+    atomic_int status;  /* the first error, written under the lock, once */
+    atomic_bool broken; /* an error has ended the context: nothing runs there any more, and nothing is waited for */
     char sentence[FSDP__SENTENCE_BYTES];
-    atomic_bool aborted;
 } fsdp__cuda_device;
 
-typedef struct fsdp__cuda_stream {
+typedef struct fsdp__cuda_mark fsdp__cuda_mark; /* cuda_span.c: a span that is not written yet */
+
+struct fsdp__cuda_stream {
     fsdp__cuda_device *dev;
     cudaStream_t native;
     bool owned; /* made here; else the caller's */
     char name[32];
-    uint64_t n_jitter; /* delays drawn so far */
-    uint32_t number;   /* of the streams of its device, in order of creation */
-    struct fsdp__cuda_stream *next;
-} fsdp__cuda_stream;
+    uint64_t n_jitter;                        /* operations so far */
+    uint32_t number;                          /* of the streams of its device, in order of creation */
+    int sum_slot;                             /* -1: none yet */
+    fsdp__cuda_mark *begun;                   /* of the operation that is being enqueued */
+    fsdp__cuda_mark *first_mark, **end_marks; /* enqueued, oldest first */
+    fsdp__cuda_stream *next;
+};
 
 extern const fsdp_device_ops fsdp__cuda_device_ops;
 
-/* Keep the first error and its sentence; returns FSDP_ERR_DEVICE (NO_MEMORY where CUDA says so and nothing is broken). error:
- * cudaSuccess gives FSDP_OK. what: "cudaMalloc of 64 bytes". */
+/* Keep the first error and its sentence; returns FSDP_ERR_DEVICE. NO_MEMORY where CUDA says so, and STATE for what a capture
+ * does not allow: those two break nothing and are not kept. cudaSuccess gives FSDP_OK. what: "cudaMalloc of 64 bytes". */
 fsdp_status fsdp__cuda_fail(fsdp__cuda_device *dev, cudaError_t error, const char *what, ...)
     __attribute__((format(printf, 3, 4)));
+/* Keep status and its sentence, if it is the first. */
+void fsdp__cuda_keep(fsdp__cuda_device *dev, fsdp_status status, const char *sentence);
 /* The first error, with its sentence set, or FSDP_OK. Never calls CUDA. */
 fsdp_status fsdp__cuda_check(void *dev);
 
@@ -78,37 +95,90 @@ fsdp_status fsdp__cuda_check(void *dev);
 int fsdp__cuda_enter(const fsdp__cuda_device *dev);
 void fsdp__cuda_leave(int before);
 
-#define FSDP__CUDA_TRY(dev, call)                                                      \
-    do {                                                                               \
-        cudaError_t cuda_error_ = (call);                                              \
-        if (cuda_error_ != cudaSuccess) return fsdp__cuda_fail((dev), cuda_error_, #call); \
+#define FSDP__CUDA_TRY(dev, call)                                                                \
+    do {                                                                                         \
+        cudaError_t cuda_error_ = (call);                                                        \
+        if (cuda_error_ != cudaSuccess) return fsdp__cuda_fail((dev), cuda_error_, "%s", #call); \
     } while (0)
 
-/* ---- cuda_stream.c, cuda_event.c, cuda_wait.c, cuda_span.c, cuda_memory.c, cuda_launch.c: the table's entries ---- */
+/* The watch and other threads may call while a stream of this process captures in the strictest mode. What these two stand
+ * around is no part of it. */
+static inline enum cudaStreamCaptureMode fsdp__cuda_relax(void)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return mode;
+}
+static inline void fsdp__cuda_unrelax(enum cudaStreamCaptureMode mode)
+{
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+}
 
-/* Before and after each thing that is enqueued: the start of its span and the delay of jitter; its end, and FSDP_DEBUG_SYNC.
- * Collectives use them, too. */
-fsdp_status fsdp__cuda_before(fsdp__cuda_stream *s, fsdp_span *span);
-fsdp_status fsdp__cuda_after(fsdp__cuda_stream *s, fsdp_span *span);
+/* Of a query: "not ready" is no error, and the caller's own cudaGetLastError shall not find it. */
+static inline cudaError_t fsdp__cuda_asked(cudaError_t error)
+{
+    if (error == cudaErrorNotReady) (void)cudaGetLastError();
+    return error;
+}
 
+uint64_t fsdp__cuda_now_ns(void);
+uint64_t fsdp__cuda_after_ns(uint64_t ns); /* now + ns, at most the end of time */
+
+/* ---- cuda_memory.c ---- */
+
+fsdp_status fsdp__cuda_mem_alloc(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr);
+void fsdp__cuda_mem_free(void *dev, void *ptr, uint64_t bytes, fsdp_memory_kind kind);
+
+/* ---- cuda_stream.c ---- */
+
+fsdp_status fsdp__cuda_stream_create(void *dev, const char *name, bool high_priority, void **out_stream);
+void fsdp__cuda_stream_destroy(void *dev, void *stream);
+fsdp_status fsdp__cuda_stream_drain(void *dev, void *stream, uint64_t timeout_ns);
+bool fsdp__cuda_is_capturing(cudaStream_t native);
+
+/* ---- cuda_event.c ---- */
+
+fsdp_status fsdp__cuda_event_create(void *dev, void **out_event);
+void fsdp__cuda_event_destroy(void *dev, void *event);
+fsdp_status fsdp__cuda_event_record(void *dev, void *event, void *stream, fsdp_span *span);
+fsdp_status fsdp__cuda_stream_wait(void *dev, void *stream, void *event, fsdp_span *span);
+fsdp_status fsdp__cuda_event_query(void *dev, void *event, bool *out_done);
+fsdp_status fsdp__cuda_event_wait(void *dev, void *event, uint64_t timeout_ns);
+
+/* ---- cuda_wait.c ---- */
+
+fsdp_status fsdp__cuda_waiter_open(fsdp__cuda_device *dev);
+void fsdp__cuda_waiter_close(fsdp__cuda_device *dev);
+/* Wake who waits, to look at the device's status again. No call of CUDA. */
+void fsdp__cuda_waiter_wake(fsdp__cuda_waiter *waiter);
 /* Block the host until the event is done, at most timeout_ns (UINT64_MAX: for ever). Errors: TIMEOUT; the device's; ABORTED as
  * soon as the device is aborted. */
 fsdp_status fsdp__cuda_wait_host(fsdp__cuda_device *dev, cudaEvent_t event, uint64_t timeout_ns);
+/* The same, and an abort does not end it: what it stopped must have ended before its memory is given back. Returns OK then,
+ * and for a device that is broken. */
+fsdp_status fsdp__cuda_wait_end(fsdp__cuda_device *dev, cudaEvent_t event, uint64_t timeout_ns);
+/* Until the stream is idle, by an event of its own. As wait_end. */
+fsdp_status fsdp__cuda_wait_idle(fsdp__cuda_stream *s, uint64_t timeout_ns);
 
-/* ---- cuda_kernels.cu: arithmetic. The launchers return cudaGetLastError's value. ---- */
+/* ---- cuda_span.c ---- */
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-/* Load every kernel into the current device's context, so that no launch loads one later. */
-cudaError_t fsdp__cuda_load_kernels(void);
-/* Any operation of fsdp_device_op but COPY, FILL, HOST_CALL. */
-cudaError_t fsdp__cuda_kernel(const fsdp__cuda_device *dev, cudaStream_t stream, const fsdp_device_op *op);
-/* Spin for ns nanoseconds. */
-cudaError_t fsdp__cuda_delay(cudaStream_t stream, uint64_t ns);
-#ifdef __cplusplus
-}
-#endif
+fsdp_status fsdp__cuda_spans_open(fsdp__cuda_device *dev);
+void fsdp__cuda_spans_close(fsdp__cuda_device *dev);
+/* The span's start, on the stream; it is s->begun until end (instant: there and then) or the next begin. */
+fsdp_status fsdp__cuda_span_begin(fsdp__cuda_stream *s, fsdp_span *span);
+fsdp_status fsdp__cuda_span_end(fsdp__cuda_stream *s, bool instant);
+/* Write the spans that are done; all: forget the others, too. */
+void fsdp__cuda_spans_write(fsdp__cuda_stream *s, bool all);
+
+/* ---- cuda_launch.c ---- */
+
+fsdp_status fsdp__cuda_launch(void *dev, void *stream, const fsdp_device_op *op, fsdp_span *span);
+/* Before and after each thing that is enqueued: the device's first error, the delay of jitter and the start of its span; its
+ * end, and FSDP_DEBUG_SYNC. Collectives use them, too. The device is current (fsdp__cuda_enter). */
+fsdp_status fsdp__cuda_before(fsdp__cuda_stream *s, fsdp_span *span);
+fsdp_status fsdp__cuda_after(fsdp__cuda_stream *s, fsdp_span *span);
+/* The second half of after, for what is an instant. */
+fsdp_status fsdp__cuda_sync(fsdp__cuda_stream *s);
 
 /* ---- cuda_side.c: the star between processes, a room between threads, the caller's own ---- */
 
@@ -117,5 +187,9 @@ extern const fsdp_side_ops fsdp__cuda_side_ops;
 /* ---- nccl_*.c ---- */
 
 extern const fsdp_comm_ops fsdp__nccl_comm_ops;
+
+/* Memory of kind COLLECTIVE: NCCL's own where windows are wanted, else cudaMalloc's. The device is current. */
+cudaError_t fsdp__nccl_mem_alloc(fsdp__cuda_device *dev, uint64_t bytes, void **out_ptr);
+cudaError_t fsdp__nccl_mem_free(fsdp__cuda_device *dev, void *ptr);
 
 #endif

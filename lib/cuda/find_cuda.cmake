@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Sets FSDP_HAS_CUDA, FSDP_NCCL_LIBRARY and fsdp_cuda_includes, and enables the language CUDA; or says what is missing.
+# Sets FSDP_HAS_CUDA, FSDP_NCCL_LIBRARY, fsdp_cudart_static and fsdp_cuda_includes, and enables the language CUDA; or says what
+# is missing.
 include(CheckLanguage)
 set(FSDP_HAS_CUDA FALSE)
 find_path(FSDP_NCCL_DIR nccl.h HINTS ${CUDAToolkit_ROOT}/include $ENV{CUDA_HOME}/include /usr/local/cuda/include
@@ -38,7 +39,30 @@ else()
         endif()
     endif()
     set(CMAKE_CUDA_STANDARD 17)
+    get_target_property(fsdp_cudart_static CUDA::cudart_static IMPORTED_LOCATION)
     set(fsdp_cuda_includes ${CUDAToolkit_INCLUDE_DIRS} ${FSDP_NCCL_DIR})
+    list(REMOVE_DUPLICATES fsdp_cuda_includes)
     set(FSDP_HAS_CUDA TRUE)
     message(STATUS "fsdp: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}, NCCL ${FSDP_NCCL_LIBRARY}")
 endif()
+
+# For fsdp.pc: flags with a leading space each, but for folders where compiler and linker look anyway. nvcc must understand
+# them, too: it knows neither -pthread nor -Wl.
+function(fsdp_cuda_flags out_cflags out_libs)
+    set(cflags "")
+    foreach(folder IN LISTS fsdp_cuda_includes)
+        if(NOT folder IN_LIST CMAKE_C_IMPLICIT_INCLUDE_DIRECTORIES)
+            string(APPEND cflags " -I${folder}")
+        endif()
+    endforeach()
+    set(libs "")
+    foreach(library IN ITEMS "${FSDP_NCCL_LIBRARY}" "${fsdp_cudart_static}")
+        get_filename_component(folder "${library}" DIRECTORY)
+        if(NOT folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES AND NOT " -L${folder}" IN_LIST libs)
+            list(APPEND libs " -L${folder}")
+        endif()
+    endforeach()
+    list(JOIN libs "" libs)
+    set(${out_cflags} "${cflags}" PARENT_SCOPE)
+    set(${out_libs} "${libs} -lnccl -lcudart_static -lrt -ldl" PARENT_SCOPE)
+endfunction()

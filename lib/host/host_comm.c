@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "attach.h"
 #include "check.h"
 #include "host.h"
 #include "host_process.h"
@@ -496,4 +497,6 @@ const fsdp_comm_ops fsdp__host_comm_ops = {
     .enqueue = enqueue,
     .check = comm_check,
     .abort = comm_abort,
+    .attach = fsdp__attach_nothing,
+    .detach = fsdp__detach_nothing,
 };

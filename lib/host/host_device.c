@@ -34,7 +34,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     atomic_flag_clear(&dev->warned);
     pthread_mutex_init(&dev->lock, NULL);
     fsdp__host_cond_init(&dev->failed);
-    *out_caps = (fsdp_device_caps){sizeof *out_caps, PAGE, PAGE, true, true};
+    *out_caps = (fsdp_device_caps){sizeof *out_caps, PAGE, PAGE, true, true, false};
     *out_dev = dev;
     return FSDP_OK;
 }
@@ -283,7 +283,7 @@ static fsdp_status event_wait(void *dev_, void *event_, uint64_t timeout_ns)
 static fsdp_status launch(void *dev_, void *stream, const fsdp_device_op *op, fsdp_span *span)
 {
     fsdp__host_device *dev = dev_;
-    if (op->kind < FSDP_OPERATION_COPY || op->kind > FSDP_OPERATION_DELAY)
+    if (op->kind < FSDP_OPERATION_COPY || op->kind > FSDP_OPERATION_STEP_INPUT)
         return fsdp__fail(FSDP_ERR_UNSUPPORTED, "host device: operation %d is none of a stream's", (int)op->kind);
     bool enqueued;
     pthread_mutex_lock(&dev->lock);

@@ -140,14 +140,37 @@ static void run_square_sum(const fsdp_device_op *op)
 
 /* ---- The step ---- */
 
+static void run_step_input(const fsdp_device_op *op)
+{
+    *op->u.step_input.to = op->u.step_input.input;
+    float *piece = op->u.step_input.part + FSDP_STEP_ORDER;
+    uint64_t order = op->u.step_input.input.order;
+    for (int i = 0; i < FSDP_STEP_ORDER_PIECES; i++, order >>= FSDP_STEP_ORDER_BITS) {
+        float value = (float)(order & ((1u << FSDP_STEP_ORDER_BITS) - 1));
+        piece[2 * i] = value;
+        piece[2 * i + 1] = value * value;
+    }
+}
+
+/* Have the ranks enqueued different collectives? Exact: every number here is below 2^53. Where ranks have summed different
+ * things, so that this is no sum of pieces, infinite or not a number, they differ too. */
+static bool ranks_differ(const float *total, uint32_t world)
+{
+    for (const float *piece = total + FSDP_STEP_ORDER; piece < total + FSDP_STEP_FLOATS; piece += 2)
+        if (!((double)world * (double)piece[1] - (double)piece[0] * (double)piece[0] == 0.0)) return true;
+    return false;
+}
+
 /* Formulas: fsdp/optim.h. A norm that is not finite scales nothing, so its clip reads 1. */
 static void run_step_result(const fsdp_device_op *op)
 {
-    const fsdp_step_input *input = &op->u.step_result.input;
+    const fsdp_step_input *input = op->u.step_result.input;
+    fsdp_report_record *to = &op->u.step_result.reports[input->step % op->u.step_result.n_reports];
     const float *total = op->u.step_result.total;
     fsdp_device_step *step = op->u.step_result.step;
     float norm = input->factor * sqrtf(total[0]), clip = 1.0f;
-    bool finite = isfinite(norm), skip = input->skip != 0 || !finite;
+    bool differs = ranks_differ(total, input->world), finite = isfinite(norm);
+    bool skip = input->skip != 0 || !finite || differs;
     if (finite && input->max_norm > 0.0f && input->max_norm < norm) clip = input->max_norm / norm;
 
     if (!skip) step->updates++;
@@ -164,8 +187,9 @@ static void run_step_result(const fsdp_device_op *op)
                                  .grad_norm = norm,
                                  .clip_scale = clip};
     memcpy(report.sums, total + 1, sizeof report.sums);
-    memcpy(op->u.step_result.report, &report, sizeof report);
-    memset(op->u.step_result.part, 0, 17 * sizeof *op->u.step_result.part);
+    memcpy(to, &report, offsetof(fsdp_report_record, differs));
+    __atomic_store_n(&to->differs, differs ? input->step : 0, __ATOMIC_RELEASE);
+    memset(op->u.step_result.part, 0, FSDP_STEP_ORDER * sizeof *op->u.step_result.part);
 }
 
 typedef struct adamw_factors {
@@ -240,6 +264,7 @@ void fsdp__host_kernel(const fsdp_device_op *op)
         break;
     case FSDP_OPERATION_ADD: run_add(op); break;
     case FSDP_OPERATION_SQUARE_SUM: run_square_sum(op); break;
+    case FSDP_OPERATION_STEP_INPUT: run_step_input(op); break;
     case FSDP_OPERATION_STEP_RESULT: run_step_result(op); break;
     case FSDP_OPERATION_ADAMW: run_adamw(op); break;
     case FSDP_OPERATION_HOST_CALL: op->u.host_call.fn(op->u.host_call.arg); break;

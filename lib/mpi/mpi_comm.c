@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "attach.h"
 #include "hash.h"
 #include "hostmem.h"
 #include "mpi_backend.h"
@@ -382,4 +383,6 @@ const fsdp_comm_ops fsdp__mpi_comm_ops = {
     .enqueue = enqueue,
     .check = comm_check,
     .abort = comm_abort,
+    .attach = fsdp__attach_nothing,
+    .detach = fsdp__detach_nothing,
 };

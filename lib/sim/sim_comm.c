@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "attach.h"
 #include "call.h"
 #include "check.h"
 #include "hostmem.h"
@@ -114,6 +115,8 @@ const fsdp_comm_ops fsdp__sim_comm_ops = {
     .enqueue = sim_comm_enqueue,
     .check = sim_comm_check,
     .abort = sim_comm_abort,
+    .attach = fsdp__attach_nothing,
+    .detach = fsdp__detach_nothing,
 };
 
 /* ---- Side channel ---- */

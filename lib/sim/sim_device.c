@@ -32,11 +32,13 @@ typedef struct block {
     fsdp_memory_kind kind;
 } block;
 
-/* How many updates a device's step record has counted; the record itself has no content. */
-typedef struct update_count {
-    const fsdp_device_step *step;
+/* What device memory would hold of a step, which has no content here: what the host said last, and how many updates there
+ * have been. One for each place of an input. */
+typedef struct step_memory {
+    const fsdp_step_input *at;
+    fsdp_step_input input;
     uint64_t updates;
-} update_count;
+} step_memory;
 
 struct fsdp__sim_device {
     const fsdp_host_allocator *host;
@@ -48,8 +50,8 @@ struct fsdp__sim_device {
     uint64_t next_address;
     block *blocks;
     size_t n_blocks, blocks_capacity;
-    update_count *counts;
-    size_t n_counts, counts_capacity;
+    step_memory *steps;
+    size_t n_steps, steps_capacity;
     bool broken; /* a free did not match */
     char broken_text[160];
 };
@@ -121,7 +123,7 @@ static fsdp_status sim_open(const fsdp_device_args *args, void **out_dev, fsdp_d
     atomic_init(&d->aborted, false);
     pthread_mutex_init(&d->lock, NULL); /* cannot fail on Linux with default attributes */
     *out_dev = d;
-    *out_caps = (fsdp_device_caps){sizeof *out_caps, config.alignment, config.granularity, false, false};
+    *out_caps = (fsdp_device_caps){sizeof *out_caps, config.alignment, config.granularity, false, false, false};
     return FSDP_OK;
 }
 
@@ -130,7 +132,7 @@ static void sim_close(void *dev)
     fsdp__sim_device *d = dev;
     assert(d->n_blocks == 0 || d->broken);
     pthread_mutex_destroy(&d->lock);
-    fsdp__host_free(d->host, d->counts, d->counts_capacity, sizeof *d->counts);
+    fsdp__host_free(d->host, d->steps, d->steps_capacity, sizeof *d->steps);
     fsdp__host_free(d->host, d->blocks, d->blocks_capacity, sizeof *d->blocks);
     fsdp__host_free(d->host, d, 1, sizeof *d);
 }
@@ -153,11 +155,11 @@ static fsdp_status sim_mem_alloc(void *dev, uint64_t bytes, fsdp_memory_kind kin
     void *ptr = NULL;
     pthread_mutex_lock(&d->lock);
     bool ok = fsdp__host_grow(d->host, &d->blocks, &d->blocks_capacity, d->n_blocks + 1, sizeof *d->blocks);
-    if (ok && kind == FSDP_MEMORY_KIND_DEVICE) ptr = take_addresses(d, bytes);
+    if (ok && kind != FSDP_MEMORY_KIND_PINNED) ptr = take_addresses(d, bytes);
     if (ok && kind == FSDP_MEMORY_KIND_PINNED) ptr = fsdp__host_alloc(d->host, (size_t)bytes, 1);
     if (ptr != NULL) d->blocks[d->n_blocks++] = (block){ptr, bytes, kind};
     pthread_mutex_unlock(&d->lock);
-    if (ptr == NULL && ok && kind == FSDP_MEMORY_KIND_DEVICE)
+    if (ptr == NULL && ok && kind != FSDP_MEMORY_KIND_PINNED)
         return fsdp__fail(FSDP_ERR_NO_MEMORY, "sim device: %" PRIu64 " bytes are more than there are addresses", bytes);
     if (ptr == NULL)
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "sim device, for %" PRIu64 " bytes: no host memory", bytes);
@@ -347,27 +349,44 @@ static fsdp__u128 op_bytes(const fsdp_device_op *op)
         each = 2 * fsdp_dtype_bytes(op->u.adamw.master_dtype) + fsdp_dtype_bytes(op->u.adamw.gradient_dtype) +
                2 * sizeof *op->u.adamw.m + 2 * sizeof *op->u.adamw.v;
         return each * op->u.adamw.count + sizeof(fsdp_device_step);
-    case FSDP_OPERATION_STEP_RESULT: /* total, part, the device's step, the report */
-        return 2 * 17 * sizeof(float) + 2 * sizeof(fsdp_device_step) + sizeof(fsdp_report_record);
+    case FSDP_OPERATION_STEP_RESULT: /* total, part, the host's values, the device's step, the report */
+        return (FSDP_STEP_FLOATS + FSDP_STEP_ORDER) * sizeof(float) + sizeof(fsdp_step_input) +
+               2 * sizeof(fsdp_device_step) + sizeof(fsdp_report_record);
+    case FSDP_OPERATION_STEP_INPUT:
+        return (FSDP_STEP_FLOATS - FSDP_STEP_ORDER) * sizeof(float) + sizeof(fsdp_step_input);
     default: return 0;
     }
 }
 
-/* The report is real memory, and so is written. Nothing is known of gradients: the norm is 0 and clips nothing. */
-static fsdp_status write_report(fsdp__sim_device *d, const fsdp_device_op *op)
+static fsdp_status find_step(fsdp__sim_device *d, const fsdp_step_input *at, step_memory **out_memory)
 {
-    const fsdp_step_input *input = &op->u.step_result.input;
-    size_t at = 0;
-    while (at < d->n_counts && d->counts[at].step != op->u.step_result.step) at++;
-    if (!fsdp__host_grow(d->host, &d->counts, &d->counts_capacity, at + 1, sizeof *d->counts))
-        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "sim device, step report: the host allocator returned NULL");
-    if (at == d->n_counts) d->counts[d->n_counts++] = (update_count){op->u.step_result.step, 0};
-    if (input->skip == 0) d->counts[at].updates++;
-    *op->u.step_result.report = (fsdp_report_record){.step = input->step,
-                                                     .updates = d->counts[at].updates,
-                                                     .skipped = input->skip != 0,
-                                                     .lr = input->lr,
-                                                     .clip_scale = 1.0f};
+    size_t i = 0;
+    while (i < d->n_steps && d->steps[i].at != at) i++;
+    if (!fsdp__host_grow(d->host, &d->steps, &d->steps_capacity, i + 1, sizeof *d->steps))
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "sim device, step: the host allocator returned NULL");
+    if (i == d->n_steps) d->steps[d->n_steps++] = (step_memory){.at = at};
+    *out_memory = &d->steps[i];
+    return FSDP_OK;
+}
+
+/* The report is real memory, and so is written. Nothing is known of gradients: the norm is 0 and clips nothing. */
+static fsdp_status keep_or_report(fsdp__sim_device *d, const fsdp_device_op *op)
+{
+    bool result = op->kind == FSDP_OPERATION_STEP_RESULT;
+    step_memory *memory = NULL;
+    FSDP_TRY(find_step(d, result ? op->u.step_result.input : op->u.step_input.to, &memory));
+    if (!result) {
+        memory->input = op->u.step_input.input;
+        return FSDP_OK;
+    }
+    const fsdp_step_input *input = &memory->input;
+    if (input->skip == 0) memory->updates++;
+    op->u.step_result.reports[input->step % op->u.step_result.n_reports] =
+        (fsdp_report_record){.step = input->step,
+                             .updates = memory->updates,
+                             .skipped = input->skip != 0,
+                             .lr = input->lr,
+                             .clip_scale = 1.0f};
     return FSDP_OK;
 }
 
@@ -377,15 +396,16 @@ static fsdp_status sim_launch(void *dev, void *stream_, const fsdp_device_op *op
     uint64_t ns = fsdp__sim_add_ns(d->config.kernel_latency_ns,
                                    fsdp__sim_transfer_ns(op_bytes(op), d->config.kernel_bytes_per_second));
     FSDP_TRY(sim_check(d));
-    if (op->kind < FSDP_OPERATION_COPY || op->kind > FSDP_OPERATION_DELAY)
+    if (op->kind < FSDP_OPERATION_COPY || op->kind > FSDP_OPERATION_STEP_INPUT)
         return fsdp__fail(FSDP_ERR_UNSUPPORTED, "sim device: operation %d is none of a stream's", (int)op->kind);
     switch (op->kind) {
     case FSDP_OPERATION_HOST_CALL:
         return fsdp__fail(FSDP_ERR_UNSUPPORTED, "the sim backend runs no function: give compute as fsdp_stream_delay");
     case FSDP_OPERATION_DELAY: ns = op->u.delay.ns; break;
+    case FSDP_OPERATION_STEP_INPUT:
     case FSDP_OPERATION_STEP_RESULT: {
         pthread_mutex_lock(&d->lock);
-        fsdp_status status = write_report(d, op);
+        fsdp_status status = keep_or_report(d, op);
         pthread_mutex_unlock(&d->lock);
         FSDP_TRY(status);
         break;

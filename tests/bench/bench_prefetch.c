@@ -4,7 +4,8 @@
  * L equal units; a forward window computes for --compute-us, a backward window for twice that. Measured: the compute alone,
  * the same collectives alone, and the step for each depth; beside it the closed formula (docs/schedule.md). On `sim` all of
  * it is virtual time; on `host` it is real time over a modelled link; on `null`, whose operations return at once, hook_ns is
- * the library's own time for the four hooks of a unit. One JSON line a depth. */
+ * the library's own time for the four hooks of a unit. One JSON line a depth. On `cuda` it is another bench, with options of
+ * its own: block_bench.h. */
 #include <fsdp/fsdp.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -13,6 +14,9 @@
 #include <time.h>
 
 #include "null_backend.h"
+#ifdef WITH_CUDA
+#include "block_bench.h"
+#endif
 
 #define TRY(call)                                                                                      \
     do {                                                                                               \
@@ -247,7 +251,8 @@ static void usage(int code)
 {
     fprintf(code ? stderr : stdout,
             "bench_prefetch [--device host|sim|null] [--ranks N] [--layers L] [--depth K] [--elems N]\n"
-            "               [--compute-us US] [--link LATENCY_US:MB_PER_S] [--steps N] [--json]\n");
+            "               [--compute-us US] [--link LATENCY_US:MB_PER_S] [--steps N] [--json]\n"
+            "bench_prefetch --device cuda …: the blocks of FSDP2's comparison on GPUs; --device cuda --help\n");
     exit(code);
 }
 
@@ -326,8 +331,23 @@ static void print_line(const options *o, uint32_t depth, const run *full, double
            (unsigned long long)full->predicted_bytes);
 }
 
+static bool asks_for_cuda(int argc, char **argv)
+{
+    for (int i = 1; i + 1 < argc; i++)
+        if (strcmp(argv[i], "--device") == 0 && strcmp(argv[i + 1], "cuda") == 0) return true;
+    return false;
+}
+
 int main(int argc, char **argv)
 {
+    if (asks_for_cuda(argc, argv)) {
+#ifdef WITH_CUDA
+        return block_bench_main(argc, argv);
+#else
+        fprintf(stderr, "bench_prefetch: built without CUDA and cuBLASLt (cmake --preset cuda)\n");
+        return 2;
+#endif
+    }
     options o = parse(argc, argv);
     for (uint32_t depth = o.depth < 0 ? 0 : (uint32_t)o.depth; depth <= (o.depth < 0 ? 2 : (uint32_t)o.depth);
          depth++) {

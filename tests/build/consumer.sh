@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# consumer.sh WAY ROOT BUILD FOLDER CMAKE CC with|without: somebody else's project builds against the library and runs, by find_package or
-# pkg_config from a fresh install prefix that was moved after the install, or by add_subdirectory of the source tree.
+# consumer.sh WAY ROOT BUILD FOLDER CMAKE CC with|without [CMAKE-ARGUMENT…]: somebody else's project builds against the library and
+# runs, by find_package or pkg_config from a fresh install prefix that was moved after the install, or by add_subdirectory of the
+# source tree, with the arguments.
 set -euo pipefail
 way=$1 root=$2 build=$3 folder=$4/$1 cmake=$5 cc=$6 jemalloc=$7 # was fsdp::jemalloc built?
+shift 7
 rm -rf "$folder"
 mkdir -p "$folder"
 
@@ -46,10 +48,10 @@ pkg_config)
     ;;
 add_subdirectory)
     linked_shared() { case $(ldd "$folder/build/consumer_fsdp") in *libfsdp.so*) return 0 ;; esac; return 1; }
-    build_and_run -DFSDP_FROM="$root"
+    build_and_run -DFSDP_FROM="$root" "$@"
     linked_shared || { echo "by default fsdp::fsdp is not the shared library"; exit 1; }
     rm "$folder/build/CMakeCache.txt"
-    build_and_run -DFSDP_FROM="$root" -DBUILD_SHARED_LIBS=OFF
+    build_and_run -DFSDP_FROM="$root" -DBUILD_SHARED_LIBS=OFF "$@"
     if linked_shared; then
         echo "BUILD_SHARED_LIBS=OFF gave the shared library"
         exit 1

@@ -9,7 +9,7 @@ for tool in clang-format-14 clang-format; do
     tool=""
 done
 [ -n "$tool" ] || { echo "no clang-format 14"; exit 77; }
-mapfile -t files < <(find lib sharding tests examples -name '*.[ch]' | sort)
+mapfile -t files < <(find lib sharding tests examples \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) | sort)
 if [ "${2:-}" = --fix ]; then exec "$tool" -i "${files[@]}"; fi
 wrong=$("$tool" --dry-run "${files[@]}" 2>&1 | grep -oE '^[^ :]+:[0-9]+' | sort -u -t: -k1,1 || true)
 [ -n "$wrong" ] || exit 0

@@ -15,10 +15,18 @@ static struct {
     const fsdp_device_ops *inner;
     fsdp_device_ops device;
     fsdp_backend backend;
-    uint64_t left; /* bytes; UINT64_MAX: as many as the inner one has */
+    uint64_t left;        /* bytes; UINT64_MAX: as many as the inner one has */
+    uint64_t granularity; /* 0: the inner one's */
 } small = {.left = UINT64_MAX};
 
 void device_limit(uint64_t bytes) { small.left = bytes; }
+
+static fsdp_status small_open(const fsdp_device_args *args, void **out_dev, fsdp_device_caps *out_caps)
+{
+    fsdp_status status = small.inner->open(args, out_dev, out_caps);
+    if (status == FSDP_OK && small.granularity != 0) out_caps->granularity = small.granularity;
+    return status;
+}
 
 static fsdp_status small_alloc(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
 {
@@ -37,10 +45,12 @@ static void small_free(void *dev, void *ptr, uint64_t bytes, fsdp_memory_kind ki
     if (kind == FSDP_MEMORY_KIND_DEVICE && small.left != UINT64_MAX) small.left += bytes;
 }
 
-static const fsdp_backend *small_backend(const fsdp_backend *backend)
+static const fsdp_backend *small_backend(const fsdp_backend *backend, uint64_t granularity)
 {
     small.inner = backend->device;
+    small.granularity = granularity;
     small.device = *backend->device;
+    small.device.open = small_open;
     small.device.mem_alloc = small_alloc;
     small.device.mem_free = small_free;
     small.backend = *backend;
@@ -53,7 +63,7 @@ void alloc_rig_open(alloc_rig *r, const alloc_suite *suite, uint64_t jitter_ns, 
 {
     *r = (alloc_rig){.suite = suite};
     fsdp_config config = FSDP_CONFIG_INIT;
-    config.backend = small_backend(suite->backend);
+    config.backend = small_backend(suite->backend, suite->granularity);
     config.backend_config = suite->config(r->config, jitter_ns, jitter_seed);
     config.timeout_ns = timeout_ns;
     if (host != NULL) config.host = *host;
@@ -128,6 +138,17 @@ void order(alloc_rig *r, int stream, int other) { OK(fsdp_stream_wait_stream(r->
 void touch(alloc_rig *r, int stream, void *ptr, uint8_t byte, uint64_t bytes)
 {
     OK(fsdp_stream_fill(r->s[stream], ptr, byte, bytes));
+}
+
+void assert_bytes(const alloc_suite *suite, const void *ptr, uint8_t byte, uint64_t bytes)
+{
+    static uint8_t seen[4096];
+    for (uint64_t at = 0; suite->has_data && at < bytes; at += sizeof seen) {
+        uint64_t n = bytes - at < sizeof seen ? bytes - at : sizeof seen;
+        if (suite->peek != NULL) suite->peek(seen, (const char *)ptr + at, n);
+        else memcpy(seen, (const char *)ptr + at, n);
+        for (uint64_t i = 0; i < n; i++) assert_int_equal(seen[i], byte);
+    }
 }
 
 void assert_said(const char *fragment)

@@ -26,6 +26,9 @@ typedef struct alloc_suite {
     bool takes_time;     /* operations end some time after they were given */
     bool bounded;        /* the device refuses at some point */
     uint32_t n_programs; /* random ones, side by side with the model */
+    void (*peek)(void *dst, const void *src,
+                 uint64_t bytes); /* a copy out of idle device memory; NULL: memcpy does it */
+    uint64_t granularity; /* instead of the device's own: these tests count in pages of 4096 bytes; 0: the device's */
 } alloc_suite;
 
 /* Each returns how many tests failed. */
@@ -66,6 +69,8 @@ char *take(alloc_rig *r, uint64_t bytes, int stream);
 void give(alloc_rig *r, void *ptr);
 fsdp_alloc_stats stats_of(alloc_rig *r);
 fsdp_counters counters_of(alloc_rig *r);
+/* What is there, on an idle device; nothing is asserted where memory has no content. */
+void assert_bytes(const alloc_suite *suite, const void *ptr, uint8_t byte, uint64_t bytes);
 /* The thread's last error has the fragment. */
 void assert_said(const char *fragment);
 /* Stream waits that the device was given so far. */

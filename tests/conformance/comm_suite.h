@@ -14,6 +14,11 @@ typedef struct comm_suite {
     void (*group_destroy)(void *group);
     const void *(*config)(void *storage, void *group, uint32_t rank, uint64_t jitter_ns, uint64_t jitter_seed);
     bool processes; /* ranks are processes: what they leave behind lies in the team, which they share */
+    /* Like NCCL: it compares no collectives, sums in an order of its own, and has no link; one communicator may wait for
+     * the other; a span begins when its stream comes to it; a failure leaves streams idle. And all is slow, so that less is
+     * tried. */
+    bool loose;
+    uint32_t most; /* ranks; 0: MAX_RANKS */
 } comm_suite;
 
 /* Each returns how many tests failed. */
@@ -62,7 +67,10 @@ typedef void (*rank_body)(member *r);
 /* Run body on `world` threads or processes, each a rank; assert that none failed. */
 void run_team(team *t, rank_body body);
 team *new_team(void **state, uint32_t world); /* timeouts of 60 s, no link */
-int team_setup(void **state);                 /* for CMocka: the initial state is a comm_suite */
+/* The world can be had; how often something is to be repeated. Before or after new_team. */
+bool suite_has(void **state, uint32_t world);
+int suite_times(void **state, int usual);
+int team_setup(void **state); /* for CMocka: the initial state is a comm_suite */
 int team_teardown(void **state);
 
 /* In a body, instead of CMocka's asserts, which belong to the main thread. */

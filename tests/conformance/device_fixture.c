@@ -59,6 +59,11 @@ bool fixture_open(fixture *f, const device_suite *suite, uint32_t debug, uint64_
     fsdp_device_args args = {sizeof args, config, &f->host, debug, 10ull * SECOND, NULL, NULL};
     f->caps.size = sizeof f->caps;
     DO(f->ops->open(&args, &f->dev, &f->caps));
+    if (suite->hold != NULL) {
+        void *words = NULL;
+        DO(f->ops->mem_alloc(f->dev, f->caps.granularity, FSDP_MEMORY_KIND_PINNED, &words));
+        f->words = words;
+    }
     for (int i = 0; i < FIXTURE_GATES; i++) gate_init(&f->gate[i]);
     for (int i = 0; i < FIXTURE_STREAMS; i++) DO(f->ops->stream_create(f->dev, "test", i % 2 == 1, &f->stream[i]));
     for (int i = 0; i < FIXTURE_EVENTS; i++) DO(f->ops->event_create(f->dev, &f->event[i]));
@@ -75,6 +80,7 @@ void fixture_close(fixture *f)
     for (int i = 0; i < FIXTURE_BLOCKS; i++)
         if (f->block[i].ptr != NULL)
             f->ops->mem_free(f->dev, f->block[i].ptr, f->block[i].bytes, FSDP_MEMORY_KIND_DEVICE);
+    if (f->words != NULL) f->ops->mem_free(f->dev, f->words, f->caps.granularity, FSDP_MEMORY_KIND_PINNED);
     f->ops->close(f->dev);
     for (int i = 0; i < FIXTURE_GATES; i++) gate_fini(&f->gate[i]);
 }
@@ -129,10 +135,19 @@ void host_call(fixture *f, int stream, fsdp_host_fn fn, void *arg)
 void close_gate(fixture *f, int stream, int which)
 {
     gate_close(&f->gate[which]);
-    launch(f, stream, gate_op(&f->gate[which]), NULL);
+    if (f->words == NULL) {
+        launch(f, stream, gate_op(&f->gate[which]), NULL);
+        return;
+    }
+    __atomic_store_n(&f->words[which], 0, __ATOMIC_SEQ_CST);
+    DO(f->suite->hold(f->stream[stream], &f->words[which]));
 }
 
-void open_gate(fixture *f, int which) { gate_open(&f->gate[which]); }
+void open_gate(fixture *f, int which)
+{
+    gate_open(&f->gate[which]);
+    if (f->words != NULL) __atomic_store_n(&f->words[which], 1, __ATOMIC_SEQ_CST);
+}
 
 bool is_done(fixture *f, int event)
 {

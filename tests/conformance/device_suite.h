@@ -22,6 +22,12 @@ typedef struct device_suite {
     /* A backend_config in storage[CONFIG_BYTES]. NULL: the backend has no jitter, and jitter_ns is not 0. */
     const void *(*config)(void *storage, uint64_t jitter_ns, uint64_t jitter_seed);
     uint32_t max_ulps; /* by which divisions and roots may differ from IEEE's */
+    /* A device that calls the host from one thread for all its streams: how the native stream is stopped until *word is not 0,
+     * where word is pinned memory. NULL: a host call waits. */
+    fsdp_status (*hold)(void *stream, uint32_t *word);
+    uint32_t
+        max_queued; /* operations that a stopped stream takes before the host has to wait; 0: as many as there are */
+    bool runs_on;   /* what is enqueued when the device is aborted may run all the same */
 } device_suite;
 
 /* Each returns how many tests failed. */
@@ -51,6 +57,7 @@ typedef struct fixture {
     fsdp_device_caps caps;
     void *stream[FIXTURE_STREAMS], *event[FIXTURE_EVENTS];
     gate gate[FIXTURE_GATES];
+    uint32_t *words; /* [FIXTURE_GATES], with suite->hold; else NULL */
     struct {
         void *ptr;
         uint64_t bytes;

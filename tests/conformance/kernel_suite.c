@@ -217,7 +217,7 @@ static void square_sum_is_near_the_true_sum_and_depends_on_counts_alone(void **s
 typedef struct step_case {
     const char *name;
     float squares;         /* total[0] */
-    fsdp_step_input input; /* step, lr, factor, max_norm, beta1, beta2, skip */
+    fsdp_step_input input; /* step, lr, factor, max_norm, beta1, beta2, skip, world, order */
     uint64_t updates;      /* before */
     uint64_t want_updates;
     uint32_t want_skip;
@@ -225,14 +225,14 @@ typedef struct step_case {
 } step_case;
 
 static const step_case step_cases[] = {
-    {"no clipping", 16.0f, {1, 0.5f, 0.25f, 0.0f, 0.9f, 0.999f, 0}, 0, 1, 0, 1.0f, 1.0f},
-    {"below the limit", 16.0f, {7, 0.5f, 0.25f, 1.5f, 0.9f, 0.999f, 0}, 5, 6, 0, 1.0f, 1.0f},
-    {"at the limit", 16.0f, {7, 0.5f, 0.25f, 1.0f, 0.9f, 0.999f, 0}, 5, 6, 0, 1.0f, 1.0f},
-    {"clipped", 64.0f, {8, 0.5f, 0.5f, 1.0f, 0.9f, 0.95f, 0}, 99, 100, 0, 4.0f, 0.25f},
-    {"the caller skips", 16.0f, {9, 0.5f, 0.25f, 0.0f, 0.9f, 0.999f, 1}, 3, 3, 1, 1.0f, 1.0f},
-    {"infinite", INFINITY, {10, 0.5f, 0.25f, 1.0f, 0.9f, 0.999f, 0}, 3, 3, 1, INFINITY, 1.0f},
-    {"not a number", NAN, {11, 0.5f, 0.25f, 1.0f, 0.9f, 0.999f, 0}, 3, 3, 1, NAN, 1.0f},
-    {"nothing", 0.0f, {12, 0.5f, 0.25f, 1.0f, 0.9f, 0.999f, 0}, 3, 4, 0, 0.0f, 1.0f},
+    {"no clipping", 16.0f, {1, 0.5f, 0.25f, 0.0f, 0.9f, 0.999f, 0, 1, 0}, 0, 1, 0, 1.0f, 1.0f},
+    {"below the limit", 16.0f, {7, 0.5f, 0.25f, 1.5f, 0.9f, 0.999f, 0, 1, 0}, 5, 6, 0, 1.0f, 1.0f},
+    {"at the limit", 16.0f, {7, 0.5f, 0.25f, 1.0f, 0.9f, 0.999f, 0, 1, 0}, 5, 6, 0, 1.0f, 1.0f},
+    {"clipped", 64.0f, {8, 0.5f, 0.5f, 1.0f, 0.9f, 0.95f, 0, 1, 0}, 99, 100, 0, 4.0f, 0.25f},
+    {"the caller skips", 16.0f, {9, 0.5f, 0.25f, 0.0f, 0.9f, 0.999f, 1, 1, 0}, 3, 3, 1, 1.0f, 1.0f},
+    {"infinite", INFINITY, {10, 0.5f, 0.25f, 1.0f, 0.9f, 0.999f, 0, 1, 0}, 3, 3, 1, INFINITY, 1.0f},
+    {"not a number", NAN, {11, 0.5f, 0.25f, 1.0f, 0.9f, 0.999f, 0, 1, 0}, 3, 3, 1, NAN, 1.0f},
+    {"nothing", 0.0f, {12, 0.5f, 0.25f, 1.0f, 0.9f, 0.999f, 0, 1, 0}, 3, 4, 0, 0.0f, 1.0f},
 };
 
 static void assert_step(const step_case *c, const fsdp_device_step *step, const fsdp_report_record *report,
@@ -257,8 +257,10 @@ static void assert_step(const step_case *c, const fsdp_device_step *step, const 
 static void step_result_decides_norm_clip_and_skip(void **state)
 {
     fixture *f = *state;
-    float *part = fixture_block(f, 128), *total = fixture_block(f, 128), total_host[17], part_host[20];
+    float *part = fixture_block(f, 256), *total = fixture_block(f, 256);
+    float total_host[FSDP_STEP_FLOATS] = {0}, part_host[20];
     fsdp_device_step *step = fixture_block(f, 64), step_host;
+    fsdp_step_input *input = fixture_block(f, 64);
     void *report;
     DO(f->ops->mem_alloc(f->dev, f->caps.granularity, FSDP_MEMORY_KIND_PINNED, &report));
     for (EACH(i, step_cases)) {
@@ -270,17 +272,114 @@ static void step_result_decides_norm_clip_and_skip(void **state)
         to_device(f, total, total_host, sizeof total_host);
         to_device(f, part, part_host, sizeof part_host);
         to_device(f, step, &step_host, sizeof step_host);
+        to_device(f, input, &c->input, sizeof c->input);
         fsdp_device_op op = {.kind = FSDP_OPERATION_STEP_RESULT,
-                             .u.step_result = {part, total, step, report, c->input}};
+                             .u.step_result = {part, total, step, input, report, 8}};
         launch(f, 0, op, NULL);
         from_device(f, &step_host, step, sizeof step_host);
         from_device(f, part_host, part, sizeof part_host);
         fsdp_report_record record;
-        memcpy(&record, report, sizeof record);
+        memcpy(&record, (fsdp_report_record *)report + c->input.step % 8, sizeof record);
         assert_step(c, &step_host, &record, total_host);
+        assert_int_equal(record.differs, 0);
         for (int k = 0; k < 20; k++) assert_true(part_host[k] == (k < 17 ? 0.0f : 3.0f));
     }
     f->ops->mem_free(f->dev, report, f->caps.granularity, FSDP_MEMORY_KIND_PINNED);
+}
+
+/* ---- The order of the ranks' calls, in the step's sum ---- */
+
+typedef struct order_case {
+    fixture *f;
+    float *part, *total;
+    fsdp_device_step *step;
+    fsdp_step_input *input;
+    void *report;
+} order_case;
+
+/* What a rank with this hash adds to the sum. */
+static void add_part(const order_case *c, uint64_t order, float *sum)
+{
+    float part[FSDP_STEP_FLOATS];
+    for (int k = 0; k < FSDP_STEP_FLOATS; k++) part[k] = 7.0f;
+    to_device(c->f, c->part, part, sizeof part);
+    fsdp_step_input given = {order + 1, 0.5f, 0.25f, 2.0f, 0.9f, 0.999f, 1, 3, order}, kept;
+    fsdp_device_op op = {.kind = FSDP_OPERATION_STEP_INPUT, .u.step_input = {c->part, c->input, given}};
+    launch(c->f, 0, op, NULL);
+    from_device(c->f, part, c->part, sizeof part);
+    from_device(c->f, &kept, c->input, sizeof kept);
+    assert_true(kept.step == order + 1 && kept.lr == 0.5f && kept.factor == 0.25f && kept.max_norm == 2.0f);
+    assert_true(kept.beta1 == 0.9f && kept.beta2 == 0.999f && kept.skip == 1 && kept.world == 3 && kept.order == order);
+    for (int k = 0; k < FSDP_STEP_ORDER; k++) assert_true(part[k] == 7.0f);
+    for (int k = FSDP_STEP_ORDER; k < FSDP_STEP_FLOATS; k += 2) {
+        float piece = (float)(order & 63);
+        assert_true(part[k] == piece && part[k + 1] == piece * piece);
+        sum[k] += piece, sum[k + 1] += piece * piece;
+        order >>= 6;
+    }
+}
+
+/* The step in which the device finds that they differ; a step that does is skipped. */
+static uint64_t judge(const order_case *c, const float *sum, uint32_t world)
+{
+    fsdp_device_step step = {.updates = 4};
+    fsdp_report_record record;
+    memset(c->report, 0xff, sizeof record);
+    to_device(c->f, c->total, sum, FSDP_STEP_FLOATS * sizeof *sum);
+    to_device(c->f, c->step, &step, sizeof step);
+    fsdp_step_input input = {9, 0.5f, 0.25f, 0.0f, 0.9f, 0.999f, 0, world, 0};
+    to_device(c->f, c->input, &input, sizeof input);
+    fsdp_device_op op = {.kind = FSDP_OPERATION_STEP_RESULT,
+                         .u.step_result = {c->part, c->total, c->step, c->input, c->report, 1}};
+    launch(c->f, 0, op, NULL);
+    from_device(c->f, &step, c->step, sizeof step);
+    memcpy(&record, c->report, sizeof record);
+    assert_int_equal(step.skip, record.differs != 0);
+    assert_int_equal(record.skipped, record.differs != 0);
+    assert_int_equal(step.updates, record.differs != 0 ? 4 : 5);
+    assert_int_equal(record.updates, step.updates);
+    return record.differs;
+}
+
+/* All have the same, with every value of a piece; and one, first or last, has another, in one bit or in all. */
+static void check_world(const order_case *c, uint32_t world)
+{
+    for (uint64_t k = 0; k < 64; k++) {
+        float sum[FSDP_STEP_FLOATS] = {1.0f};
+        uint64_t order = k * 0x41041041041 ^ (uint64_t)world
+                                                 << 50; /* k in every piece; what is above is not looked at */
+        if (k >= 8) order ^= 0x2a << (k % 42);
+        for (uint32_t r = 0; r < world; r++) add_part(c, order, sum);
+        assert_int_equal(judge(c, sum, world), 0);
+        for (uint32_t odd = 0; world > 1 && odd < world; odd += world - 1) {
+            memset(sum, 0, sizeof sum);
+            for (uint32_t r = 0; r < world; r++) add_part(c, r == odd ? order ^ 1ull << (k % 48) : order, sum);
+            assert_int_equal(judge(c, sum, world), 9);
+        }
+    }
+}
+
+static void a_rank_whose_calls_differ_is_seen_in_the_steps_sum(void **state)
+{
+    fixture *f = *state;
+    order_case c = {f, fixture_block(f, 256), fixture_block(f, 256), fixture_block(f, 64), fixture_block(f, 64), NULL};
+    DO(f->ops->mem_alloc(f->dev, f->caps.granularity, FSDP_MEMORY_KIND_PINNED, &c.report));
+    for (uint32_t world = 1; world <= 8; world++) check_world(&c, world);
+    /* The most ranks: sums that are exact in fp32 only just. */
+    float most[FSDP_STEP_FLOATS] = {1.0f};
+    for (int k = FSDP_STEP_ORDER; k < FSDP_STEP_FLOATS; k += 2) most[k] = 4096 * 63, most[k + 1] = 4096 * 63 * 63;
+    assert_int_equal(judge(&c, most, 4096), 0);
+    most[FSDP_STEP_ORDER] -= 1, most[FSDP_STEP_ORDER + 1] -= 63 * 63 - 62 * 62;
+    assert_int_equal(judge(&c, most, 4096), 9);
+    /* Pieces whose mean is one rank's own differ all the same: 4, 5 and 6. And what is no sum of pieces. */
+    float odd[FSDP_STEP_FLOATS] = {1.0f};
+    odd[FSDP_STEP_ORDER] = 15, odd[FSDP_STEP_ORDER + 1] = 16 + 25 + 36;
+    assert_int_equal(judge(&c, odd, 3), 9);
+    odd[FSDP_STEP_ORDER] = NAN;
+    assert_int_equal(judge(&c, odd, 3), 9);
+    odd[FSDP_STEP_ORDER] = odd[FSDP_STEP_ORDER + 1] = INFINITY;
+    assert_int_equal(judge(&c, odd, 3), 9);
+    f->ops->mem_free(f->dev, c.report, f->caps.granularity, FSDP_MEMORY_KIND_PINNED);
 }
 
 /* ---- AdamW ---- */
@@ -439,6 +538,7 @@ int run_kernel_suite(const device_suite *suite)
         TEST(square_sum_adds_the_segments_and_nothing_else),
         TEST(square_sum_is_near_the_true_sum_and_depends_on_counts_alone),
         TEST(step_result_decides_norm_clip_and_skip),
+        TEST(a_rank_whose_calls_differ_is_seen_in_the_steps_sum),
         TEST(adamw_is_the_formula_for_every_pair_of_types),
         TEST(jitter_changes_no_result),
     };

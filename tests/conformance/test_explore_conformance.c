@@ -41,7 +41,7 @@ static void group_destroy(void *group) { explore_close(group); }
 /* How many tests failed; and the device has found nothing wrong with what they do. */
 static int on_one_rank(int (*run)(const device_suite *suite))
 {
-    const device_suite suite = {explore_backend(), alone_config, 0};
+    const device_suite suite = {.backend = explore_backend(), .config = alone_config};
     alone = explore_open(&config);
     if (alone == NULL) return 1;
     int failed = run(&suite);
@@ -54,7 +54,7 @@ static int on_one_rank(int (*run)(const device_suite *suite))
 
 int main(void)
 {
-    const comm_suite comm = {explore_backend(), group_create, group_destroy, rank_config, false};
+    const comm_suite comm = {explore_backend(), group_create, group_destroy, rank_config, false, false, 0};
     int failed = 0;
     for (explore_policy policy = EXPLORE_IN_ORDER; policy <= EXPLORE_SLOW_COMPUTE; policy++) {
         config = (explore_config){.world = 1, .policy = policy, .seed = 7, .depth = 3, .free_threads = true};

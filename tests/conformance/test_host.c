@@ -50,7 +50,7 @@ static void idle_streams_do_not_wake(void **state)
 {
     (void)state;
     enum { N = 64 };
-    const device_suite suite = {fsdp_host_backend(), alone_config, 0};
+    const device_suite suite = {.backend = fsdp_host_backend(), .config = alone_config};
     static fixture f;
     void *streams[N];
     assert_true(fixture_open(&f, &suite, 0, 0, 0));
@@ -74,7 +74,7 @@ static void jitter_delays_about_half_of_the_operations(void **state)
 {
     (void)state;
     enum { N = 64, JITTER_NS = 2000000 };
-    const device_suite suite = {fsdp_host_backend(), alone_config, 0};
+    const device_suite suite = {.backend = fsdp_host_backend(), .config = alone_config};
     static fixture f;
     fsdp_span span[N] = {{0, 0}};
     assert_true(fixture_open(&f, &suite, 0, JITTER_NS, 7));
@@ -290,8 +290,8 @@ static void each_host_allocation_may_fail_and_nothing_leaks(void **state)
 
 int main(void)
 {
-    const device_suite device = {fsdp_host_backend(), alone_config, 0};
-    const comm_suite comm = {fsdp_host_backend(), group_create, group_destroy, rank_config, false};
+    const device_suite device = {.backend = fsdp_host_backend(), .config = alone_config};
+    const comm_suite comm = {fsdp_host_backend(), group_create, group_destroy, rank_config, false, false, 0};
     const struct CMUnitTest own[] = {
         cmocka_unit_test(idle_streams_do_not_wake),
         cmocka_unit_test(jitter_delays_about_half_of_the_operations),

@@ -17,6 +17,6 @@ static const void *sim_config(void *storage, uint64_t jitter_ns, uint64_t jitter
 
 int main(void)
 {
-    device_suite suite = {fsdp_sim_backend(), sim_config, 0};
+    device_suite suite = {.backend = fsdp_sim_backend(), .config = sim_config};
     return run_device_suite(&suite) > 0;
 }

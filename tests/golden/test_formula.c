@@ -485,7 +485,7 @@ static void assert_norm_is_exposed(const journey *j, uint64_t update)
 {
     const fsdp_trace_record *sum = find_operation(j, update, FSDP_OPERATION_ALL_REDUCE, "norm");
     const fsdp_trace_record *result = find_operation(j, update, FSDP_OPERATION_STEP_RESULT, "norm");
-    uint64_t bytes = (1 + FSDP_MAX_SUMS) * sizeof(float);
+    uint64_t bytes = FSDP_STEP_FLOATS * sizeof(float);
     assert_int_equal(sum->end_ns - sum->start_ns, LATENCY + 2 * bytes * (j->sim.world - 1) / j->sim.world);
     assert_int_equal(result->start_ns, sum->end_ns);
     assert_int_equal(stands_ns(j, update, "norm", FSDP_MARK_NORM_SUM), result->end_ns - sum->start_ns);

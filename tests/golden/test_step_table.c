@@ -84,6 +84,7 @@ static void put_operation(table *t, const fsdp_trace_record *r)
     case FSDP_OPERATION_ALL_GATHER: put(t, "%u AG(%s) > %s", ++t->n_wire, r->label, to); break;
     case FSDP_OPERATION_REDUCE_SCATTER: put(t, "%u RS(%s) %s > %s", ++t->n_wire, r->label, from, to); break;
     case FSDP_OPERATION_ALL_REDUCE: put(t, "%u all-reduce %s", ++t->n_wire, r->label); break;
+    case FSDP_OPERATION_STEP_INPUT: put(t, "input"); break;
     case FSDP_OPERATION_STEP_RESULT: put(t, "result"); break;
     default: put(t, "%s %s", fsdp_operation_name(r->operation), r->label); break;
     }
@@ -188,7 +189,7 @@ static const char reduce_each[] =
     "backward_end(H) | s: record H.grads; "
         "reduce: wait H.grads, 13 RS(H) gradH > tmp, add tmp > gs.H, record H.reduced | - -\n"
     "pass_end() | | - -\n"
-    "adamw_step() | s: wait H.reduced, square gs.H, square gs.h0, square gs.h1, square gs.h2, "
+    "adamw_step() | s: wait H.reduced, input, square gs.H, square gs.h0, square gs.h1, square gs.h2, "
         "record norm.part; reduce: wait norm.part, 14 all-reduce norm, result, record norm.sum; "
         "s: wait norm.sum, AdamW(H), record H.updated, AdamW(h0), record h0.updated, AdamW(h1), "
         "record h1.updated, AdamW(h2), record h2.updated; "
@@ -232,7 +233,7 @@ static const char keep_full[] =
     "backward_end(h0) | s: record h0.grads; reduce: wait h0.grads, 8 RS(h0) grad.h0 > gs.h0, record h0.reduced | - -\n"
     "backward_end(H) | s: record H.grads; reduce: wait H.grads, 9 RS(H) grad.H > gs.H, record H.reduced | - -\n"
     "pass_end() | | - -\n"
-    "adamw_step() | s: wait H.reduced, square gs.H, square gs.h0, square gs.h1, square gs.h2, "
+    "adamw_step() | s: wait H.reduced, input, square gs.H, square gs.h0, square gs.h1, square gs.h2, "
         "record norm.part; reduce: wait norm.part, 10 all-reduce norm, result, record norm.sum; "
         "s: wait norm.sum, AdamW(H), record H.updated, AdamW(h0), record h0.updated, AdamW(h1), "
         "record h1.updated, AdamW(h2), record h2.updated; "

@@ -33,7 +33,7 @@ static const fsdp_device_ops *host_ops(void) { return fsdp_host_backend()->devic
 
 static fsdp_status mem_alloc(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
 {
-    fsdp_status status = kind == FSDP_MEMORY_KIND_DEVICE ? refuse(FAULT_MEMORY) : FSDP_OK;
+    fsdp_status status = kind != FSDP_MEMORY_KIND_PINNED ? refuse(FAULT_MEMORY) : FSDP_OK;
     return status != FSDP_OK ? status : host_ops()->mem_alloc(dev, bytes, kind, out_ptr);
 }
 

@@ -240,7 +240,7 @@ static void a_rank_that_skips_hooks_is_found_out_and_both_are_named(void **state
         {"backward of a middle unit", 1, 2, false, true, "reduce-scatter of h.2 in TRAIN (",
          "all-gather of h.0 in TRAIN ("},
         {"backward of the first unit", 1, 0, false, true, "reduce-scatter of h.0 in TRAIN (",
-         "all-reduce of norm in UPDATE (17 fp32)"},
+         "all-reduce of norm in UPDATE (33 fp32)"},
         {"backward of the last unit", 1, 3, false, true, "reduce-scatter of h.3 in TRAIN (", " of h."},
         {"a unit altogether", 2, 1, true, true, "rank 0: #", " of h."},
     };

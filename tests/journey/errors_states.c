@@ -305,7 +305,7 @@ static void objects_go_before_their_context(void **state)
     OK(fsdp_barrier(fsdp_context_comm(o.ctx), s, &work));
     OK(fsdp_model_create(o.ctx, NULL, &o.model));
     STATE(fsdp_context_destroy(o.ctx), "fsdp_context_destroy: 6 of your models, allocators, streams, events, works, "
-                                       "traces or pinned pieces still live");
+                                       "traces, captures or pinned pieces still live");
     fsdp_event_destroy(event);
     fsdp_trace_destroy(trace);
     OK(fsdp_allocator_destroy(a));

@@ -281,8 +281,7 @@ static fsdp_status refuse(toy *t)
     TOY_TRY(toy_pass_begin(t, 0));
     TOY_TRY(is_refused(t, &good, FSDP_ERR_STATE, "is not ended"));
     TOY_TRY(toy_play(t, &t->program, 0, t->program.n, toy_sample(t, 0)));
-    TOY_TRY(fsdp_step_sum(t->model, 0, &t->math->loss, t->s));
-    TOY_TRY(fsdp_step_sum(t->model, FSDP_MAX_SUMS - 1, &t->math->one, t->s));
+    TOY_TRY(toy_sums(t));
     TOY_TRY(fsdp_pass_end(t->model, t->s));
     TOY_TRY(is_refused(t, &good, FSDP_ERR_STATE, "micro-step 0"));
     TOY_TRY(toy_micro(t, 1));

@@ -273,7 +273,7 @@ static void who_waits_for_a_rank_is_told_where_each_one_is(void **state)
             assert_string_equal(team[r].said, team[0].said);
             has(&team[r], ", inside fsdp_barrier_host");
             has(&team[r], "rank 1: #");
-            has(&team[r], "all-reduce of norm in UPDATE (17 fp32)");
+            has(&team[r], "all-reduce of norm in UPDATE (33 fp32)");
             if (turn == 1) assert_int_equal(team[r].file.n[0], team[1].file.n[0]);
         }
         assert_string_equal(team[0].file.call[team[0].file.n_calls - 1].call, "fsdp_barrier_host");

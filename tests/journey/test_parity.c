@@ -404,6 +404,7 @@ static void decay_rates_and_frozen_parameters_are_the_parameters_own(void **unus
 int main(int n_args, char **args)
 {
     toy_always_processes = n_args > 1 && strcmp(args[1], "processes") == 0;
+    toy_always_staged = n_args > 1 && strcmp(args[1], "staged") == 0;
 #define PARITY(name) cmocka_unit_test_setup_teardown(name, toy_deadline, free_results)
     const struct CMUnitTest tests[] = {
         PARITY(every_way_is_the_same_with_one_micro_step),

@@ -375,6 +375,7 @@ static void ranks_in_different_calls_are_told_both_and_go_on(void **unused)
 int main(int n_args, char **args)
 {
     toy_always_processes = n_args > 1 && strcmp(args[1], "processes") == 0;
+    toy_always_staged = n_args > 1 && strcmp(args[1], "staged") == 0;
 #define VALUES(name) cmocka_unit_test_setup_teardown(name, toy_deadline, free_results)
     const struct CMUnitTest tests[] = {
         VALUES(fill_asks_each_rank_for_its_own_ranges_in_order),

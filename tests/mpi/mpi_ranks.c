@@ -119,7 +119,10 @@ static void group_destroy(void *group)
     free(comm);
 }
 
-comm_suite mpi_suite(void) { return (comm_suite){fsdp_mpi_backend(), group_create, group_destroy, rank_config, false}; }
+comm_suite mpi_suite(void)
+{
+    return (comm_suite){fsdp_mpi_backend(), group_create, group_destroy, rank_config, false, false, 0};
+}
 
 void meet(member *r)
 {

@@ -20,7 +20,7 @@ int main(int argc, char **argv)
     /* Here both communicators fail with one sentence, the side channel's: test_mpi_own looks at that. */
     cmocka_set_skip_filter("a_rank_that_has_failed_elsewhere_*");
     const comm_suite suite = mpi_suite();
-    const device_suite device = {fsdp_mpi_backend(), device_config, 0};
+    const device_suite device = {.backend = fsdp_mpi_backend(), .config = device_config};
     int failed = 0;
     if (argc > 1 && strcmp(argv[1], "chunks") == 0) {
         mpi_chunk_bytes = 68;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "attach.h"
 #include "check.h"
 #include "explore_parts.h"
 
@@ -156,4 +157,6 @@ const fsdp_comm_ops explore__comm_ops = {
     .enqueue = enqueue,
     .check = comm_check,
     .abort = comm_abort,
+    .attach = fsdp__attach_nothing,
+    .detach = fsdp__detach_nothing,
 };

@@ -30,7 +30,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     dev->next = dev->x->devices;
     dev->x->devices = dev;
     pthread_mutex_unlock(&dev->x->lock);
-    *out_caps = (fsdp_device_caps){sizeof *out_caps, ALIGNMENT, GRANULARITY, true, true};
+    *out_caps = (fsdp_device_caps){sizeof *out_caps, ALIGNMENT, GRANULARITY, true, true, false};
     *out_dev = dev;
     return FSDP_OK;
 }
@@ -368,7 +368,7 @@ static fsdp_status event_wait(void *dev_, void *event_, uint64_t timeout_ns)
 static fsdp_status launch(void *dev_, void *stream, const fsdp_device_op *op, fsdp_span *span)
 {
     explore *x = ((explore_device *)dev_)->x;
-    if (op->kind < FSDP_OPERATION_COPY || op->kind > FSDP_OPERATION_DELAY)
+    if (op->kind < FSDP_OPERATION_COPY || op->kind > FSDP_OPERATION_STEP_INPUT)
         return fsdp__fail(FSDP_ERR_UNSUPPORTED, "exploration device: operation %d is none of a stream's",
                           (int)op->kind);
     pthread_mutex_lock(&x->lock);

@@ -44,12 +44,17 @@ static uint32_t op_parts(const fsdp_device_op *op, op_part *p)
         p[1] = PART(square_sum.segments, table, false, false);
         p[2] = PART(square_sum.out, sizeof(float), true, false);
         return 3;
+    case FSDP_OPERATION_STEP_INPUT:
+        p[0] = PART(step_input.part, FSDP_STEP_FLOATS * sizeof(float), true, false);
+        p[1] = PART(step_input.to, sizeof(fsdp_step_input), true, false);
+        return 2;
     case FSDP_OPERATION_STEP_RESULT:
-        p[0] = PART(step_result.total, 17 * sizeof(float), false, false);
-        p[1] = PART(step_result.part, 17 * sizeof(float), true, false);
+        p[0] = PART(step_result.total, FSDP_STEP_FLOATS * sizeof(float), false, false);
+        p[1] = PART(step_result.part, FSDP_STEP_ORDER * sizeof(float), true, false);
         p[2] = PART(step_result.step, sizeof(fsdp_device_step), true, false);
-        p[3] = PART(step_result.report, sizeof(fsdp_report_record), true, false);
-        return 4;
+        p[3] = PART(step_result.input, sizeof(fsdp_step_input), false, false);
+        p[4] = PART(step_result.reports, op->u.step_result.n_reports * sizeof(fsdp_report_record), true, false);
+        return 5;
     case FSDP_OPERATION_ADAMW:
         p[0] = PART(adamw.gradient, n * fsdp_dtype_bytes(op->u.adamw.gradient_dtype), false, false);
         p[1] = PART(adamw.segments, op->u.adamw.n_segments * sizeof(fsdp_kernel_segment), false, false);
@@ -125,7 +130,7 @@ static const char *name_of(const explore_item *item)
 {
     static const char *const names[] = {"all-gather",  "reduce-scatter", "all-reduce", "broadcast", "barrier",
                                         "copy",        "fill",           "cast",       "add",       "square-sum",
-                                        "step-result", "adamw",          "host call",  "delay"};
+                                        "step-result", "adamw",          "host call",  "delay",     "step-input"};
     fsdp_operation kind = item->kind == EXPLORE_GROUP ? item->u.group->part[0].c.kind : item->u.op.kind;
     return (size_t)kind < sizeof names / sizeof *names ? names[kind] : "?";
 }
@@ -226,6 +231,14 @@ static void write_segments(const explore_stream *s, const fsdp_device_op *op, co
     }
 }
 
+/* Of the reports it writes one; the host may look at the others. */
+static void write_report(const char *ring, const fsdp_step_input *input, const fsdp_device_op *op)
+{
+    uint64_t at = input->step % op->u.step_result.n_reports;
+    memcpy(&op->u.step_result.reports[at], (const fsdp_report_record *)(const void *)ring + at,
+           sizeof(fsdp_report_record));
+}
+
 void explore__op_end(explore_stream *s, const fsdp_device_op *op)
 {
     op_part part[MAX_PARTS];
@@ -243,8 +256,11 @@ void explore__op_end(explore_stream *s, const fsdp_device_op *op)
         write_segments(s, op, part);
         return;
     }
+    bool result = op->kind == FSDP_OPERATION_STEP_RESULT;
     for (uint32_t i = 0; i < n; i++) {
-        if (part[i].write && part[i].bytes > 0) memcpy(pointer_of(op, part[i].at), copy, part[i].bytes);
+        bool reports = result && i + 1 == n;
+        if (reports) write_report(copy, (const void *)(copy - aligned(part[i - 1].bytes)), op);
+        else if (part[i].write && part[i].bytes > 0) memcpy(pointer_of(op, part[i].at), copy, part[i].bytes);
         copy += aligned(part[i].bytes);
     }
 }

@@ -36,8 +36,8 @@ static bool updates(const explore_item *item)
 {
     if (item->kind != EXPLORE_OPERATION) return false;
     fsdp_operation kind = item->u.op.kind;
-    return kind == FSDP_OPERATION_ADD || kind == FSDP_OPERATION_SQUARE_SUM || kind == FSDP_OPERATION_STEP_RESULT ||
-           kind == FSDP_OPERATION_ADAMW;
+    return kind == FSDP_OPERATION_ADD || kind == FSDP_OPERATION_SQUARE_SUM || kind == FSDP_OPERATION_STEP_INPUT ||
+           kind == FSDP_OPERATION_STEP_RESULT || kind == FSDP_OPERATION_ADAMW;
 }
 
 /* What the stream's next step touches: a beginning reads, an end writes. Where the test frees bytes, an end may also poison

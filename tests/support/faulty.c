@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "host/host.h"
 
 static const struct {
@@ -25,6 +26,7 @@ static const struct {
     [FAULTY_DRAIN] = {"stream_drain", {FSDP_ERR_TIMEOUT, FSDP_ERR_DEVICE}},
     [FAULTY_COMM_OPEN] = {"communicator open", {FSDP_ERR_NO_HOST_MEMORY}},
     [FAULTY_ENQUEUE] = {"enqueue", {FSDP_ERR_NO_HOST_MEMORY, FSDP_ERR_RANK_LOST}},
+    [FAULTY_ATTACH] = {"attach", {FSDP_ERR_NO_HOST_MEMORY}},
     [FAULTY_SIDE_OPEN] = {"side open", {FSDP_ERR_NO_HOST_MEMORY, FSDP_ERR_RANK_LOST}},
     [FAULTY_ALL_GATHER] = {"side all_gather", {FSDP_ERR_RANK_LOST}},
     [FAULTY_BROADCAST] = {"side broadcast", {FSDP_ERR_RANK_LOST}},
@@ -324,6 +326,24 @@ static fsdp_status enqueue(void *comm, void *stream, const fsdp_collective *list
 static fsdp_status comm_check(void *comm) { return ((wrapped *)comm)->f->inner->comm->check(((wrapped *)comm)->inner); }
 static void comm_abort(void *comm) { ((wrapped *)comm)->f->inner->comm->abort(((wrapped *)comm)->inner); }
 
+static fsdp_status comm_attach(void *comm, void *base, uint64_t bytes, void **out_handle)
+{
+    wrapped *w = comm;
+    uint64_t number;
+    if (fails(w->f, FAULTY_ATTACH, &number)) return refuse(w->f, w->f->status, number);
+    void *inner;
+    FSDP_TRY(w->f->inner->comm->attach(w->inner, base, bytes, &inner));
+    *out_handle = wrap(w->f, inner); /* what is taken is given back, also where a backend has nothing to take */
+    return FSDP_OK;
+}
+
+static void comm_detach(void *comm, void *handle)
+{
+    wrapped *w = comm;
+    w->f->inner->comm->detach(w->inner, ((wrapped *)handle)->inner);
+    unwrap(handle);
+}
+
 /* ---- Side channel ---- */
 
 static fsdp_status side_open(const fsdp_side_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world)
@@ -411,6 +431,8 @@ static const fsdp_comm_ops comm_ops = {
     .enqueue = enqueue,
     .check = comm_check,
     .abort = comm_abort,
+    .attach = comm_attach,
+    .detach = comm_detach,
 };
 
 static const fsdp_side_ops side_ops = {

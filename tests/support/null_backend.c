@@ -5,13 +5,16 @@
 #include <string.h>
 #include <time.h>
 
+#include "attach.h"
+
 enum { ALIGNMENT = 4096, PINNED_ALIGNMENT = 64 };
 
 /* What stands for device, communicator and side channel. */
 typedef struct null_object {
     const fsdp_host_allocator *host;
     uint32_t world;
-    uint64_t next; /* number of the next stream or event, address of the next block */
+    uint64_t next;         /* number of the next stream or event, address of the next block */
+    fsdp_step_input input; /* of the last STEP_INPUT; each has its STEP_RESULT next */
 } null_object;
 
 static fsdp_status open_object(const fsdp_host_allocator *host, const void *backend_config, null_object **out_object)
@@ -19,7 +22,7 @@ static fsdp_status open_object(const fsdp_host_allocator *host, const void *back
     const null_config *config = backend_config;
     null_object *object = host->alloc(host->arg, sizeof *object, PINNED_ALIGNMENT);
     if (object == NULL) return fsdp_backend_fail(FSDP_ERR_NO_HOST_MEMORY, "null backend: no host memory");
-    *object = (null_object){host, config != NULL ? config->world : 1, (uint64_t)1 << 52};
+    *object = (null_object){.host = host, .world = config != NULL ? config->world : 1, .next = (uint64_t)1 << 52};
     *out_object = object;
     return FSDP_OK;
 }
@@ -46,14 +49,14 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     fsdp_status status = open_object(args->host, args->backend_config, &dev);
     if (status != FSDP_OK) return status;
     *out_dev = dev;
-    *out_caps = (fsdp_device_caps){sizeof *out_caps, ALIGNMENT, ALIGNMENT, false, false};
+    *out_caps = (fsdp_device_caps){sizeof *out_caps, ALIGNMENT, ALIGNMENT, false, false, false};
     return FSDP_OK;
 }
 
 static fsdp_status mem_alloc(void *dev_, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
 {
     null_object *dev = dev_;
-    if (kind == FSDP_MEMORY_KIND_DEVICE) {
+    if (kind != FSDP_MEMORY_KIND_PINNED) {
         *out_ptr = take_number(dev, bytes);
         return FSDP_OK;
     }
@@ -112,11 +115,12 @@ static fsdp_status event_query(void *dev, void *event, bool *out_done)
 
 static fsdp_status launch(void *dev, void *stream, const fsdp_device_op *op, fsdp_span *span)
 {
-    (void)dev, (void)stream, (void)span;
-    if (op->kind != FSDP_OPERATION_STEP_RESULT) return FSDP_OK;
-    const fsdp_step_input *input = &op->u.step_result.input;
-    *op->u.step_result.report =
-        (fsdp_report_record){.step = input->step, .updates = input->step, .lr = input->lr, .clip_scale = 1.0f};
+    fsdp_step_input *input = &((null_object *)dev)->input;
+    (void)stream, (void)span;
+    if (op->kind == FSDP_OPERATION_STEP_INPUT) *input = op->u.step_input.input;
+    if (op->kind == FSDP_OPERATION_STEP_RESULT)
+        op->u.step_result.reports[input->step % op->u.step_result.n_reports] =
+            (fsdp_report_record){.step = input->step, .updates = input->step, .lr = input->lr, .clip_scale = 1.0f};
     return FSDP_OK;
 }
 
@@ -212,6 +216,8 @@ static const fsdp_comm_ops comm_ops = {
     .enqueue = enqueue,
     .check = check,
     .abort = no_abort,
+    .attach = fsdp__attach_nothing,
+    .detach = fsdp__detach_nothing,
 };
 
 static const fsdp_side_ops side_ops = {

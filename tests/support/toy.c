@@ -150,12 +150,12 @@ fsdp_status toy_touch(toy *t, fsdp_stream *s, void *ptr, uint64_t bytes, bool wr
 static fsdp_status touch_kernel(toy *t, fsdp_stream *s, const toy_line *line)
 {
     const toy_unit *u = &t->shape.unit[line->unit];
-    bool backward = line->kernel >= TOY_HEAD_BACK && line->kernel <= TOY_EMBED_BACK;
-    bool weight = line->kernel == TOY_LAYER_BACK_WEIGHT || line->kernel == TOY_PULL;
-    uint32_t first = line->kernel == TOY_LAYER_BACK_REST ? 1 : 0, end = weight ? 1 : u->n_params;
+    toy_job job = {.kernel = line->kernel, .shape = &t->shape, .unit = line->unit};
+    uint32_t first, end;
+    toy_kernel_adds(&job, &first, &end);
     for (uint32_t i = 0; t->config->touch && i < u->n_params; i++) {
         TOY_TRY(toy_touch(t, s, t->p[line->unit][i], u->param[i].elems * fsdp_dtype_bytes(u->param[i].compute), false));
-        if (!backward || i < first || i >= end) continue;
+        if (i < first || i >= end) continue;
         TOY_TRY(toy_touch(t, s, t->g[line->unit][i], u->param[i].elems * fsdp_dtype_bytes(u->grad), true));
     }
     return FSDP_OK;
@@ -169,11 +169,13 @@ static fsdp_status run_kernel(toy *t, const toy_line *line, uint64_t sample)
         return touch_kernel(t, s, line);
     }
     toy_job *job = new_job(t);
-    *job = (toy_job){line->kernel, &t->shape, line->unit, line->at, sample, false, t->math, {NULL}, {NULL}};
+    *job = (toy_job){line->kernel, &t->shape, line->unit, line->at, sample, false, t->math, {NULL}, {NULL}, {NULL}};
     job->spoil = t->config->spoil_step == t->n_updates + 1 && t->config->spoil_rank == t->rank;
     memcpy(job->p, t->p[line->unit], sizeof job->p);
     memcpy(job->g, t->g[line->unit], sizeof job->g);
+    TOY_TRY(toy_stage_in(t, s, job));
     TOY_TRY(fsdp_stream_host_call(s, toy_compute, job));
+    TOY_TRY(toy_stage_out(t, s, job));
     return touch_kernel(t, s, line);
 }
 
@@ -234,6 +236,15 @@ fsdp_status toy_pass_begin(toy *t, uint32_t index)
     return FSDP_OK;
 }
 
+fsdp_status toy_sums(toy *t)
+{
+    const float *loss;
+    TOY_TRY(toy_stage_loss(t, &loss));
+    TOY_TRY(fsdp_step_sum(t->model, 0, loss, t->s));
+    TOY_TRY(fsdp_step_sum(t->model, FSDP_MAX_SUMS - 1, toy_is_staged(t) ? t->device_one : &t->math->one, t->s));
+    return FSDP_OK;
+}
+
 fsdp_status toy_micro(toy *t, uint32_t index)
 {
     if (t->config->alternate) {
@@ -244,8 +255,7 @@ fsdp_status toy_micro(toy *t, uint32_t index)
     }
     TOY_TRY(toy_pass_begin(t, index));
     TOY_TRY(toy_play(t, &t->program, 0, t->program.n, toy_sample(t, index)));
-    TOY_TRY(fsdp_step_sum(t->model, 0, &t->math->loss, t->s));
-    TOY_TRY(fsdp_step_sum(t->model, FSDP_MAX_SUMS - 1, &t->math->one, t->s));
+    TOY_TRY(toy_sums(t));
     TOY_TRY(fsdp_pass_end(t->model, t->s));
     return FSDP_OK;
 }
@@ -258,7 +268,9 @@ fsdp_status toy_evaluate(toy *t)
     else args.next = t->pass;
     TOY_TRY(fsdp_pass_begin(t->model, &args, t->s));
     TOY_TRY(toy_play(t, &t->program, 0, t->program.n_forward, t->rank));
-    TOY_TRY(fsdp_step_sum(t->model, 1, &t->math->loss, t->s));
+    const float *loss;
+    TOY_TRY(toy_stage_loss(t, &loss));
+    TOY_TRY(fsdp_step_sum(t->model, 1, loss, t->s));
     TOY_TRY(fsdp_pass_end(t->model, t->s));
     return FSDP_OK;
 }
@@ -304,7 +316,19 @@ fsdp_status toy_values(toy *t, fsdp_value value, float *out)
     return FSDP_OK;
 }
 
-/* This rank's part of every parameter, straight from its shards, which are host memory here. */
+/* Floats of a shard, which is host memory or goes through the stage. */
+static fsdp_status take_segment(toy *t, const fsdp_shard_segment *segment, fsdp_dtype dtype, float *out)
+{
+    void *from = segment->master;
+    if (toy_is_staged(t) && segment->count > 0) {
+        TOY_TRY(toy_stage_bytes(t, t->s, 0, segment->master, segment->count * fsdp_dtype_bytes(dtype), &from));
+        TOY_TRY(fsdp_stream_drain_host(t->s, toy_timeout_ns));
+    }
+    fsdp__load_floats(out, from, segment->count, dtype);
+    return FSDP_OK;
+}
+
+/* This rank's part of every parameter, straight from its shards. */
 static fsdp_status take_masters(toy *t)
 {
     float *out = t->masters;
@@ -316,8 +340,7 @@ static fsdp_status take_masters(toy *t)
             const toy_param *param = &t->shape.unit[u].param[i];
             for (uint32_t k = 0; k < n; k++)
                 if (strcmp(fsdp_param_name(segments[k].param), param->name) == 0)
-                    fsdp__load_floats(out + segments[k].begin, segments[k].master, segments[k].count,
-                                      t->shape.unit[u].master);
+                    TOY_TRY(take_segment(t, &segments[k], t->shape.unit[u].master, out + segments[k].begin));
             out += param->elems;
         }
     }

@@ -6,7 +6,10 @@
  * toy_run gives each rank a thread or a process, and a toy, opens it, runs a script on it (NULL: toy_train) and closes it.
  * A script returns at once when something fails; the rank's context is then aborted, so that no other rank waits for it,
  * and the first rank's sentence comes back. No CMocka assertion runs on a rank: scripts use TOY_TRY and TOY_CHECK. What a
- * script writes to its argument comes home from processes only if that lies in memory of processes_shared. */
+ * script writes to its argument comes home from processes only if that lies in memory of processes_shared.
+ *
+ * Kernels are host functions. Where device memory is none of the host's (CUDA), each works on copies in pinned memory, which
+ * the stream brings before it and takes back after it (toy_stage.c). */
 #ifndef TOY_H
 #define TOY_H
 
@@ -16,7 +19,14 @@
 #include "toy_math.h"
 #include "toy_tape.h"
 
-enum { TOY_STEPS = 200, TOY_WORLD = 8, TOY_LINES = 128, TOY_SCRATCH_BYTES = 1 << 16 };
+enum {
+    TOY_STEPS = 200,
+    TOY_WORLD = 8,
+    TOY_LINES = 128,
+    TOY_SCRATCH_BYTES = 1 << 16,
+    TOY_STAGE_BYTES = 1 << 17,
+    TOY_TRAININGS = 32
+};
 static const uint64_t toy_timeout_ns = 100000000000ull;
 
 typedef enum toy_pace {
@@ -70,6 +80,14 @@ void toy_program_add(toy_program *program, toy_line line);
 /* The pass that the program is: its begin lines, with the windows that nest. Returns how many visits. */
 uint32_t toy_program_visits(const toy_program *program, fsdp_unit *const *units, fsdp_visit *visits);
 
+typedef struct toy toy;
+
+/* A device that support does not know: tests/gpu/gpu_toy.h. */
+typedef struct toy_device {
+    void (*begin_process)(uint32_t rank);
+    fsdp_status (*open_context)(toy *t, fsdp_config *config); /* t->ctx */
+} toy_device;
+
 typedef struct toy_config {
     bool sim;
     uint32_t world, depth, grad_buffers, micro_steps, steps;
@@ -94,6 +112,9 @@ typedef struct toy_config {
     bool processes; /* ranks are processes, which meet in this way; no tape comes home */
     bool own_side;  /* … by a side channel of the test's own */
     process_way way;
+    bool staged;                             /* kernels work on copies, as on CUDA, whatever the device */
+    uint64_t sim_alignment, sim_granularity; /* not 0: of sim, as another device has them */
+    const toy_device *device;                /* not NULL: this one; staged, ranks are processes */
     bool tape, schedule; /* what the result is wanted to have besides: the tape itself (with trace); order's schedule */
 } toy_config;
 
@@ -106,6 +127,7 @@ typedef struct toy_result {
     float loss[TOY_STEPS];              /* sum over ranks and micro-steps */
     uint64_t hash;
     fsdp_memory predicted, memory;
+    uint64_t room_bytes;        /* device memory that a staged toy took for itself */
     fsdp_counters sealed, done; /* after seal; after the script */
     fsdp_model_stats stats;
     size_t races;
@@ -122,7 +144,7 @@ typedef struct toy_result {
 typedef struct toy_jobs toy_jobs;
 typedef struct toy_own_job toy_own_job;
 
-typedef struct toy {
+struct toy {
     const toy_config *config;
     toy_result *result;
     float *masters; /* rank 0's result.master, to which each rank adds its own */
@@ -148,15 +170,22 @@ typedef struct toy {
     void *p[TOY_UNITS][TOY_PARAMS], *g[TOY_UNITS][TOY_PARAMS]; /* of the last begin hooks */
     toy_math *maths;                                           /* one a stream */
     void *scratch[2];                                          /* of each stream, for touches */
+    void *pinned;                                              /* staged: maths and stages */
+    char *stage[2];                                            /* … of each stream: what a kernel works on */
+    fsdp_allocator *room;                                      /* … where what lies on the device is from: */
+    void *block;                                               /* … scratch, and the next two */
+    float *device_loss[2], *device_one;                        /* … as in maths, where step sums want them */
     float *own_m, *own_v; /* of an optimizer of the test's own: as many elements as the segments have */
     toy_own_job *own_jobs;
     uint64_t n_updates, n_reported;
-} toy;
+};
 
 typedef fsdp_status (*toy_script)(toy *t);
 
 /* Every run on the host backend has ranks as processes, whatever its config says. False to begin with. */
 extern bool toy_always_processes;
+/* Every run but those on sim and the exploration device is staged. False to begin with. */
+extern bool toy_always_staged;
 
 #define TOY_TRY(expr)                                                                                              \
     do {                                                                                                           \
@@ -173,7 +202,13 @@ fsdp_status toy_fail(toy *t, fsdp_status status, const char *file, int line, con
 /* results: one a rank (one, if simulated); zeros, or what an earlier run left, which is freed. False: a rank failed;
  * results[0].error is its sentence. */
 bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result *results);
+/* n trainings of one world one after the other, by ranks that are processes and are started once: for devices that are slow to
+ * open. results: those of the first, then those of the second, … False: as above; the sentence is in the training's first. */
+bool toy_run_each(const toy_config *configs, uint32_t n, toy_script script, void *arg, toy_result *results);
 void toy_results_free(toy_result *results, uint32_t n);
+/* One rank of a training whose others are started elsewhere, here and now. */
+bool toy_run_rank(const toy_config *config, const fsdp_launch *launch, toy_script script, void *arg,
+                  toy_result *result);
 
 /* ---- Scripts ---- */
 
@@ -194,11 +229,27 @@ fsdp_status toy_open(toy *t);
 void toy_close(toy *t);
 void toy_jobs_free(toy_jobs *jobs);
 
+/* toy_stage.c. Where kernels are not staged, these leave all as it is. open: before the first kernel. */
+bool toy_is_staged(const toy *t);
+fsdp_status toy_stage_open(toy *t);
+void toy_stage_close(toy *t);
+/* Bring what the kernel reads and adds to, pointing job at the copies, before it; take back what it added to, after it. */
+fsdp_status toy_stage_in(toy *t, fsdp_stream *s, toy_job *job);
+fsdp_status toy_stage_out(toy *t, fsdp_stream *s, const toy_job *job);
+/* The gradients that a kernel adds to: *first … *end − 1 of its unit's parameters. */
+void toy_kernel_adds(const toy_job *job, uint32_t *first, uint32_t *end);
+/* A copy of device memory in the stream's stage, from byte `at` on; *out is where it lies once it has run. */
+fsdp_status toy_stage_bytes(toy *t, fsdp_stream *s, uint64_t at, const void *from, uint64_t bytes, void **out);
+/* Where fsdp_step_sum finds the loss of the micro-step that is being made. */
+fsdp_status toy_stage_loss(toy *t, const float **out_loss);
+
 fsdp_status toy_pass_begin(toy *t, uint32_t index);
 /* Copies of `bytes` at ptr into the stream's scratch, and back if write: accesses that a tape sees. */
 fsdp_status toy_touch(toy *t, fsdp_stream *s, void *ptr, uint64_t bytes, bool write);
 /* Lines begin … end − 1 of a program. sample: which data. */
 fsdp_status toy_play(toy *t, const toy_program *program, uint32_t begin, uint32_t end, uint64_t sample);
+/* The step sums of a micro-step: its loss, and a one. */
+fsdp_status toy_sums(toy *t);
 /* The sample of this rank's micro-step of the step that is being made. */
 uint64_t toy_sample(const toy *t, uint32_t index);
 /* Every parameter's value in out (result.n_master floats). Collective. */

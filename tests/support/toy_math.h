@@ -89,6 +89,7 @@ typedef struct toy_job {
     bool spoil; /* backward: write a NaN */
     toy_math *math;
     void *p[TOY_PARAMS], *g[TOY_PARAMS];
+    void *home[TOY_PARAMS]; /* where g is a copy: of what */
 } toy_job;
 
 /* A fsdp_host_fn. */

@@ -150,7 +150,7 @@ static void clear_grads(plain *p, uint32_t u, uint32_t rank)
 
 static void run_kernel(plain *p, const toy_line *line, uint32_t rank, uint64_t number, bool spoil)
 {
-    toy_job job = {line->kernel, p->shape, line->unit, line->at, number, spoil, &p->math, {NULL}, {NULL}};
+    toy_job job = {line->kernel, p->shape, line->unit, line->at, number, spoil, &p->math, {NULL}, {NULL}, {NULL}};
     for (uint32_t i = 0; i < p->shape->unit[line->unit].n_params; i++) {
         plain_param *param = &p->unit[line->unit].param[i];
         job.p[i] = param->compute;

@@ -23,6 +23,8 @@ static fsdp_status open_context(toy *t)
     sim.world = c->world;
     sim.link = (fsdp_link){1000, 10000000000ull};
     sim.kernel_latency_ns = 100;
+    if (c->sim_alignment > 0) sim.alignment = c->sim_alignment;
+    if (c->sim_granularity > 0) sim.granularity = c->sim_granularity;
     fsdp_config config = FSDP_CONFIG_INIT;
     explore_rank explored = {sizeof explored, t->x, t->rank};
     config.backend = c->explored ? explore_backend() : c->sim ? fsdp_sim_backend() : fsdp_host_backend();
@@ -33,7 +35,8 @@ static fsdp_status open_context(toy *t)
     }
     config.debug = c->debug;
     config.reduce_comm = c->reduce_comm;
-    TOY_TRY(fsdp_context_create(&config, &t->ctx));
+    if (c->device != NULL) TOY_TRY(c->device->open_context(t, &config));
+    else TOY_TRY(fsdp_context_create(&config, &t->ctx));
     TOY_TRY(fsdp_stream_create(t->ctx, "compute", &t->s));
     t->streams[0] = t->s;
     TOY_TRY(fsdp_stream_create(t->ctx, "second", &t->second));
@@ -121,15 +124,12 @@ static fsdp_status open_own_moments(toy *t)
 fsdp_status toy_open(toy *t)
 {
     toy_resolve(t->config, &t->shape, &t->program);
-    t->math = t->maths = calloc(2, sizeof *t->maths);
-    for (int i = 0; i < 2; i++) t->scratch[i] = calloc(1, TOY_SCRATCH_BYTES);
-    TOY_CHECK(t->math != NULL && t->scratch[0] != NULL && t->scratch[1] != NULL);
-    t->maths[0].one = t->maths[1].one = 1.0f;
     t->result->predicted = (fsdp_memory)FSDP_MEMORY_INIT;
     t->result->memory = (fsdp_memory)FSDP_MEMORY_INIT;
     t->result->sealed = t->result->done = (fsdp_counters)FSDP_COUNTERS_INIT;
     t->result->stats = (fsdp_model_stats)FSDP_MODEL_STATS_INIT;
     TOY_TRY(open_context(t));
+    TOY_TRY(toy_stage_open(t));
     TOY_TRY(register_model(t));
     TOY_TRY(fsdp_model_predict(t->model, &t->result->predicted));
     TOY_TRY(fsdp_model_seal(t->model));
@@ -202,7 +202,16 @@ static fsdp_status update_segment(toy *t, const toy_unit *unit, const fsdp_shard
                          (float)(1.0 - pow((double)0.999f, updates)),
                          param->no_decay ? 0.0f : c->weight_decay};
     t->own_jobs = job;
+    void *staged = NULL, *home = segment->master;
+    uint64_t bytes = segment->count * sizeof(float);
+    if (toy_is_staged(t)) {
+        TOY_TRY(toy_stage_bytes(t, t->s, 0, segment->master, bytes, &staged));
+        job->w = staged;
+        TOY_TRY(toy_stage_bytes(t, t->s, TOY_STAGE_BYTES / 2, segment->gradient, bytes, &staged));
+        job->g = staged;
+    }
     TOY_TRY(fsdp_stream_host_call(t->s, run_own, job));
+    if (staged != NULL && bytes > 0) TOY_TRY(fsdp_stream_copy(t->s, home, job->w, bytes));
     return FSDP_OK;
 }
 
@@ -246,6 +255,7 @@ void toy_close(toy *t)
     bool closed = fsdp_model_destroy(t->model) == FSDP_OK;
     closed &= fsdp_stream_release(t->second) == FSDP_OK;
     closed &= fsdp_stream_release(t->s) == FSDP_OK;
+    toy_stage_close(t);
     closed &= fsdp_context_destroy(t->ctx) == FSDP_OK;
     if (!closed && t->result->error[0] == '\0')
         snprintf(t->result->error, sizeof t->result->error, "rank %u cannot be closed: %s", t->rank, fsdp_last_error());
@@ -257,7 +267,4 @@ void toy_close(toy *t)
     }
     free(t->own_m);
     free(t->own_v);
-    free(t->scratch[0]);
-    free(t->scratch[1]);
-    free(t->maths);
 }

@@ -76,21 +76,24 @@ static void run_threads(rank *ranks, uint32_t n)
 
 /* ---- Ranks as processes ---- */
 
-static bool rank_process(uint32_t number, void *ranks)
+/* n trainings of one world: the ranks of the first, then those of the second, … */
+typedef struct trainings {
+    rank *ranks;
+    uint32_t n, world;
+} trainings;
+
+static bool rank_process(uint32_t number, void *arg)
 {
-    (void)rank_main((rank *)ranks + number);
+    const trainings *all = arg;
+    const toy_device *device = all->ranks->config->device;
+    if (device != NULL) device->begin_process(number);
+    for (uint32_t i = 0; i < all->n; i++) (void)rank_main(&all->ranks[i * all->world + number]);
     return true; /* what went wrong stands in its result */
 }
 
-/* Results and masters come home through memory that all share. */
-static void run_processes(rank *ranks, uint32_t n)
+static void launch_ranks(rank *ranks, uint32_t n, shared_side *side, toy_result *shared, float *masters)
 {
-    const toy_config *config = ranks->config;
-    toy_result *results = ranks->result, *shared = processes_shared(n * sizeof *shared);
-    size_t master_bytes = count_elems(config) * sizeof(float);
-    float *masters = processes_shared(master_bytes);
-    shared_side *side = config->own_side ? shared_side_create(n) : NULL;
-    fsdp_launch launch = processes_launch(config->way);
+    fsdp_launch launch = processes_launch(ranks->config->way);
     for (uint32_t r = 0; r < n; r++) {
         launch.rank = launch.local_rank = r;
         launch.world = launch.local_world = n;
@@ -99,17 +102,36 @@ static void run_processes(rank *ranks, uint32_t n)
         ranks[r].result = &shared[r];
         ranks[r].masters = masters;
     }
-    const char *failure = processes_run(n, toy_timeout_ns, rank_process, ranks);
+}
+
+/* Results and masters come home through memory that all share. */
+static void run_processes(trainings all)
+{
+    const uint32_t n = all.n * all.world;
+    uint64_t master_floats = 0, at = 0;
+    rank *ranks = all.ranks;
+    for (uint32_t i = 0; i < all.n; i++) master_floats += count_elems(ranks[i * all.world].config);
+    float *masters = processes_shared(master_floats * sizeof *masters);
+    toy_result *results = ranks->result, *shared = processes_shared(n * sizeof *shared);
+    shared_side *sides[TOY_TRAININGS] = {NULL};
+    for (uint32_t i = 0; i < all.n; i++) {
+        rank *first = &ranks[i * all.world];
+        if (first->config->own_side) sides[i] = shared_side_create(all.world);
+        launch_ranks(first, all.world, sides[i], &shared[i * all.world], masters + at);
+        at += count_elems(first->config);
+    }
+    const char *failure = processes_run(all.world, toy_timeout_ns, rank_process, &all);
     /* A process that was killed or hangs is why others have failed. */
-    if (failure != NULL) snprintf(shared[0].error, sizeof shared[0].error, "%s", failure);
+    for (uint32_t i = 0; failure != NULL && i < all.n; i++)
+        snprintf(shared[i * all.world].error, sizeof shared->error, "%s", failure);
     for (uint32_t r = 0; r < n; r++) {
         float *master = results[r].master;
         results[r] = shared[r];
         results[r].master = master;
-        if (master != NULL) memcpy(master, masters, master_bytes);
+        if (master != NULL) memcpy(master, ranks[r].masters, count_elems(ranks[r].config) * sizeof *masters);
     }
-    shared_side_destroy(side);
-    processes_unshare(masters, master_bytes);
+    for (uint32_t i = 0; i < all.n; i++) shared_side_destroy(sides[i]);
+    processes_unshare(masters, master_floats * sizeof *masters);
     processes_unshare(shared, n * sizeof *shared);
 }
 
@@ -133,10 +155,10 @@ static void run_explored(rank *ranks, uint32_t n)
     explore_close(x);
 }
 
-bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result *results)
+/* A training's ranks, with results that are zeros. */
+static void new_ranks(const toy_config *config, toy_script script, void *arg, toy_result *results, rank *ranks)
 {
     uint32_t n = config->sim ? 1 : config->world;
-    rank ranks[TOY_WORLD];
     toy_results_free(results, n);
     memset(results, 0, n * sizeof *results);
     if (config->values) results[0].master = new_masters(config);
@@ -147,10 +169,11 @@ bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result 
                           .masters = results[0].master,
                           .arg = arg,
                           .number = r};
-    if (config->explored) run_explored(ranks, n);
-    else if (config->processes || (toy_always_processes && !config->sim)) run_processes(ranks, n);
-    else run_threads(ranks, n);
-    /* Whoever was aborted tells less than who aborted. */
+}
+
+/* The sentence that tells most is rank 0's then. Whoever was aborted tells less than who aborted. */
+static bool all_came_through(toy_result *results, uint32_t n)
+{
     const char *first = NULL;
     for (uint32_t r = 0; r < n; r++) {
         if (results[r].error[0] == '\0') continue;
@@ -158,6 +181,45 @@ bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result 
     }
     if (first != NULL && first != results[0].error) memcpy(results[0].error, first, sizeof results[0].error);
     return first == NULL;
+}
+
+bool toy_run(const toy_config *config, toy_script script, void *arg, toy_result *results)
+{
+    uint32_t n = config->sim ? 1 : config->world;
+    rank ranks[TOY_WORLD];
+    new_ranks(config, script, arg, results, ranks);
+    if (config->explored) run_explored(ranks, n);
+    else if (config->processes || config->device != NULL || (toy_always_processes && !config->sim))
+        run_processes((trainings){ranks, 1, n});
+    else run_threads(ranks, n);
+    return all_came_through(results, n);
+}
+
+bool toy_run_each(const toy_config *configs, uint32_t n, toy_script script, void *arg, toy_result *results)
+{
+    uint32_t world = configs->world;
+    rank *ranks = calloc(n * world, sizeof *ranks);
+    if (ranks == NULL || n > TOY_TRAININGS) abort();
+    for (uint32_t i = 0; i < n; i++) {
+        if (configs[i].world != world || configs[i].device != configs->device || configs[i].sim || configs[i].explored)
+            abort();
+        new_ranks(&configs[i], script, arg, &results[i * world], &ranks[i * world]);
+    }
+    run_processes((trainings){ranks, n, world});
+    free(ranks);
+    bool all = true;
+    for (uint32_t i = 0; i < n; i++) all &= all_came_through(&results[i * world], world);
+    return all;
+}
+
+bool toy_run_rank(const toy_config *config, const fsdp_launch *launch, toy_script script, void *arg, toy_result *result)
+{
+    rank r = {
+        .config = config, .launch = *launch, .script = script, .result = result, .arg = arg, .number = launch->rank};
+    memset(result, 0, sizeof *result);
+    if (config->device != NULL) config->device->begin_process(launch->rank);
+    rank_main(&r);
+    return result->error[0] == '\0';
 }
 
 void toy_results_free(toy_result *results, uint32_t n)

@@ -310,7 +310,7 @@ static void cross_entropy_is_exact_and_its_backward_the_slope(void **state)
 
 /* ---- The model ---- */
 
-static const gpt_shape small = {.layers = 2, .dim = 12, .heads = 3, .context = 6, .batch = 2};
+static const gpt_shape small = {.layers = 2, .dim = 12, .heads = 3, .context = 6, .batch = 2, .vocab = GPT_VOCAB};
 
 enum { UNITS = 3, MOST_PARAMS = BLOCK_PARAMS };
 

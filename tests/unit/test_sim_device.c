@@ -55,11 +55,13 @@ static void a_host_call_is_refused_and_says_what_to_use(void **unused)
     close_rig(&r);
 }
 
-static const fsdp_report_record *report(rig *r, fsdp_report_record *to, fsdp_device_step *step, uint64_t n, bool skip)
+static const fsdp_report_record *report(rig *r, fsdp_report_record *to, fsdp_step_input *at, uint64_t n, bool skip)
 {
-    fsdp_device_op op = {.kind = FSDP_OPERATION_STEP_RESULT,
-                         .u.step_result = {NULL, NULL, step, to, {n, 0.25f, 1.0f, 1.0f, 0.9f, 0.999f, skip}}};
+    fsdp_device_op given = {.kind = FSDP_OPERATION_STEP_INPUT,
+                            .u.step_input = {NULL, at, {n, 0.25f, 1.0f, 1.0f, 0.9f, 0.999f, skip, 1, 0}}};
+    fsdp_device_op op = {.kind = FSDP_OPERATION_STEP_RESULT, .u.step_result = {NULL, NULL, NULL, at, to, 1}};
     memset(to, 0xff, sizeof *to);
+    assert_int_equal(r->device->launch(r->dev, r->a, &given, NULL), FSDP_OK);
     assert_int_equal(r->device->launch(r->dev, r->a, &op, NULL), FSDP_OK);
     assert_int_equal(to->step, n);
     assert_int_equal(to->skipped, skip);
@@ -75,7 +77,7 @@ static void reports_are_written_and_count_updates_by_model(void **unused)
     void *pinned, *steps;
     assert_int_equal(r.device->mem_alloc(r.dev, 4096, FSDP_MEMORY_KIND_PINNED, &pinned), FSDP_OK);
     assert_int_equal(r.device->mem_alloc(r.dev, 4096, FSDP_MEMORY_KIND_DEVICE, &steps), FSDP_OK);
-    fsdp_device_step *one = steps, *two = one + 1;
+    fsdp_step_input *one = steps, *two = one + 1;
     assert_int_equal(report(&r, pinned, one, 1, false)->updates, 1);
     assert_int_equal(report(&r, pinned, one, 2, true)->updates, 1);
     assert_int_equal(report(&r, pinned, two, 7, false)->updates, 1);

@@ -543,7 +543,7 @@ static void check_names(name_fn name, int last)
 static void every_operation_mark_and_reason_has_a_name_of_its_own(void **state)
 {
     (void)state;
-    check_names(operation_name, FSDP_OPERATION_DELAY);
+    check_names(operation_name, FSDP_OPERATION_REPLAY);
     check_names(mark_name, FSDP_MARK_DEMAND);
     check_names(reason_name, FSDP_REASON_CALLER);
 }

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT */
+/* The CUDA backend's config, checked once for all three of its tables. */
+#include "cuda_backend.h"
+#include "host/host.h"
+
+/* What a launch filled by hand may have wrong. */
+static fsdp_status check_launch(const fsdp_launch *launch)
+{
+    if (launch->world == 0 || launch->rank >= launch->world)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch: rank %u in a world of %u", launch->rank, launch->world);
+    if (launch->world > FSDP__MAX_WORLD)
+        return fsdp__fail(FSDP_ERR_UNSUPPORTED, "fsdp_launch: a world of %u: at most %d ranks", launch->world,
+                          FSDP__MAX_WORLD);
+    if (launch->local_world > launch->world || launch->local_rank >= launch->local_world)
+        return fsdp__fail(
+            FSDP_ERR_ARG,
+            "fsdp_launch: local_rank %u in a local_world of %u in a world of %u: they are a rank among the "
+            "ranks of this machine, and the number of those",
+            launch->local_rank, launch->local_world, launch->world);
+    if (memchr(launch->address, 0, sizeof launch->address) == NULL)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch.address has no end within its %zu bytes", sizeof launch->address);
+    return FSDP_OK;
+}
+
+static fsdp_status read_launch(const fsdp_cuda_config *config, fsdp__cuda_setup *out)
+{
+    fsdp_launch launch = FSDP_LAUNCH_INIT;
+    FSDP_TRY(fsdp__read_config("fsdp_launch", &launch, sizeof launch, config->launch, sizeof launch));
+    if (config->local != NULL)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_cuda_config: ranks are threads (local) or processes (launch), not both");
+    if (config->rank != 0)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_cuda_config.rank is %u: with launch the rank is launch's, leave this 0",
+                          config->rank);
+    FSDP_TRY(check_launch(&launch));
+    out->rank = launch.rank;
+    out->world = launch.world;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp__cuda_setup_read(const void *given, fsdp__cuda_setup *out_setup)
+{
+    fsdp__cuda_setup setup = {.config = FSDP_CUDA_CONFIG_INIT, .world = 1};
+    fsdp_cuda_config *config = &setup.config;
+    if (given != NULL) FSDP_TRY(fsdp__read_config("fsdp_cuda_config", config, sizeof *config, given, sizeof *config));
+    if (config->device < -1)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_cuda_config.device is %d: a GPU's number, or -1 for the current one",
+                          config->device);
+    if (config->launch != NULL) {
+        FSDP_TRY(read_launch(config, &setup));
+        *out_setup = setup;
+        return FSDP_OK;
+    }
+    if (config->side != NULL)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_cuda_config.side is set without launch: threads have their local's");
+    if (config->local != NULL) setup.world = fsdp__local_world(config->local);
+    setup.rank = config->rank;
+    if (setup.rank >= setup.world)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_cuda_config.rank is %u in a world of %u%s", setup.rank, setup.world,
+                          config->local == NULL ? " (local and launch are NULL)" : "");
+    *out_setup = setup;
+    return FSDP_OK;
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: MIT */
+/* Threads for calls of NCCL that may never return, and what they do. */
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "hostmem.h"
+#include "nccl_parts.h"
+
+enum { LOOK_NS = 20000000, INSIDE_NS = 1000000000, NAP_NS = 1000000 };
+
+/* ---- Words ---- */
+
+void fsdp__nccl_words(ncclResult_t result, ncclComm_t comm, char *text, size_t bytes)
+{
+    const char *last = ncclGetLastError(comm);
+    if (last == NULL) last = "";
+    snprintf(text, bytes, "%s%s%s", ncclGetErrorString(result), last[0] != '\0' ? ": " : "", last);
+    for (char *at = text; *at != '\0'; at++)
+        if (*at == '\n') *at = ' ';
+    for (size_t n = strlen(text); n > 0 && text[n - 1] == ' '; n--) text[n - 1] = '\0';
+}
+
+fsdp_status fsdp__nccl_status(ncclResult_t result)
+{
+    if (result == ncclSuccess || result == ncclInProgress) return FSDP_OK;
+    return result == ncclSystemError || result == ncclRemoteError ? FSDP_ERR_RANK_LOST : FSDP_ERR_DEVICE;
+}
+
+/* ---- The wire ---- */
+
+static fsdp_host_allocator libc_memory(void)
+{
+    fsdp_host_allocator none = {NULL, NULL, NULL, NULL}, libc = none;
+    FSDP_IGNORE(fsdp__host_allocator_resolve(&none, &libc));
+    return libc;
+}
+
+fsdp__nccl_wire *fsdp__nccl_wire_create(void)
+{
+    fsdp_host_allocator memory = libc_memory();
+    fsdp__nccl_wire *wire = fsdp__host_alloc(&memory, 1, sizeof *wire);
+    if (wire == NULL) return NULL;
+    wire->memory = memory;
+    atomic_init(&wire->refs, 1);
+    atomic_init(&wire->comm, NULL);
+    pthread_mutex_init(&wire->entry, NULL);
+    return wire;
+}
+
+fsdp__nccl_wire *fsdp__nccl_wire_hold(fsdp__nccl_wire *wire)
+{
+    if (wire != NULL) atomic_fetch_add(&wire->refs, 1);
+    return wire;
+}
+
+void fsdp__nccl_wire_release(fsdp__nccl_wire *wire)
+{
+    if (wire == NULL || atomic_fetch_sub(&wire->refs, 1) > 1) return;
+    pthread_mutex_destroy(&wire->entry);
+    fsdp_host_allocator memory = wire->memory;
+    fsdp__host_free(&memory, wire, 1, sizeof *wire);
+}
+
+/* ---- The job ---- */
+
+fsdp__nccl_job *fsdp__nccl_job_create(int ordinal, fsdp__nccl_wire *wire, void (*run)(fsdp__nccl_job *job),
+                                      const char *call)
+{
+    fsdp_host_allocator memory = libc_memory();
+    fsdp__nccl_job *job = fsdp__host_alloc(&memory, 1, sizeof *job);
+    if (job == NULL) return NULL;
+    job->memory = memory;
+    job->ordinal = ordinal;
+    job->wire = fsdp__nccl_wire_hold(wire);
+    job->run = run;
+    job->call = call;
+    atomic_init(&job->refs, 1);
+    pthread_mutex_init(&job->lock, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&job->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    return job;
+}
+
+void fsdp__nccl_job_release(fsdp__nccl_job *job)
+{
+    if (job == NULL || atomic_fetch_sub(&job->refs, 1) > 1) return;
+    fsdp__nccl_wire_release(job->wire);
+    fsdp__nccl_wire_release(job->parent);
+    pthread_cond_destroy(&job->changed);
+    pthread_mutex_destroy(&job->lock);
+    fsdp_host_allocator memory = job->memory;
+    fsdp__host_free(&memory, job, 1, sizeof *job);
+}
+
+/* Nothing here is part of what another thread may be capturing. */
+static void *job_main(void *arg)
+{
+    fsdp__nccl_job *job = arg;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaError_t error = cudaSetDevice(job->ordinal);
+    if (error == cudaSuccess) error = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error == cudaSuccess) {
+        job->run(job);
+    } else {
+        job->result = ncclUnhandledCudaError;
+        snprintf(job->words, sizeof job->words, "cudaSetDevice(%d): %s", job->ordinal, cudaGetErrorString(error));
+    }
+    pthread_mutex_lock(&job->lock);
+    job->done = true;
+    bool alone = atomic_load(&job->abandoned);
+    pthread_cond_broadcast(&job->changed);
+    pthread_mutex_unlock(&job->lock);
+    if (alone && job->undo != NULL) job->undo(job);
+    fsdp__nccl_job_release(job);
+    return NULL;
+}
+
+/* Signals are the program's: none is delivered on this thread. */
+bool fsdp__nccl_job_start(fsdp__nccl_job *job)
+{
+    pthread_t thread;
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    atomic_fetch_add(&job->refs, 1);
+    job->started = pthread_create(&thread, &attributes, job_main, job) == 0;
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!job->started) fsdp__nccl_job_release(job);
+    return job->started;
+}
+
+static struct timespec as_timespec(uint64_t ns)
+{
+    return (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+}
+
+fsdp_status fsdp__nccl_job_wait(fsdp__nccl_job *job, const char *what, uint64_t timeout_ns,
+                                const fsdp_side_ops *side_ops, void *side)
+{
+    uint64_t end = fsdp__cuda_after_ns(timeout_ns);
+    fsdp_status status = FSDP_OK;
+    pthread_mutex_lock(&job->lock);
+    while (!job->done && status == FSDP_OK) {
+        uint64_t now = fsdp__cuda_now_ns(), until = now + LOOK_NS < end ? now + LOOK_NS : end;
+        if (now >= end) {
+            status = FSDP_ERR_RANK_LOST;
+            break;
+        }
+        struct timespec t = as_timespec(until);
+        pthread_cond_timedwait(&job->changed, &job->lock, &t);
+        if (job->done || side_ops == NULL) continue;
+        pthread_mutex_unlock(&job->lock);
+        status = side_ops->check(side);
+        pthread_mutex_lock(&job->lock);
+    }
+    bool done = job->done, late = status == FSDP_ERR_RANK_LOST && fsdp__cuda_now_ns() >= end;
+    if (!done) atomic_store(&job->abandoned, true);
+    pthread_mutex_unlock(&job->lock);
+    if (done) return FSDP_OK;
+    if (side_ops != NULL && side_ops->check(side) != FSDP_OK) return side_ops->check(side);
+    if (!late) return status;
+    return fsdp__fail(FSDP_ERR_RANK_LOST, "%s: %s has not returned within %.3f s: a peer does not answer", what,
+                      job->call, (double)timeout_ns / 1e9);
+}
+
+/* ---- What jobs do ---- */
+
+static void keep_result(fsdp__nccl_job *job, ncclResult_t result, ncclComm_t comm)
+{
+    job->result = result;
+    if (result != ncclSuccess) fsdp__nccl_words(result, comm, job->words, sizeof job->words);
+}
+
+void fsdp__nccl_run_init(fsdp__nccl_job *job)
+{
+    ncclConfig_t own = NCCL_CONFIG_INITIALIZER, *config = job->has_config ? &job->config.config : &own;
+    ncclComm_t comm = NULL;
+    config->blocking = 1;
+    ncclResult_t result = ncclCommInitRankConfig(&comm, job->world, job->id, job->rank, config);
+    keep_result(job, result, NULL);
+    if (result == ncclSuccess) atomic_store(&job->wire->comm, comm);
+}
+
+/* The config of a split that is not given is its parent's. */
+void fsdp__nccl_run_split(fsdp__nccl_job *job)
+{
+    ncclComm_t comm = NULL;
+    if (job->has_config) job->config.config.blocking = 1;
+    pthread_mutex_lock(&job->parent->entry);
+    ncclComm_t parent = atomic_load(&job->parent->comm);
+    ncclResult_t result = ncclInvalidUsage;
+    if (parent != NULL)
+        result = ncclCommSplit(parent, 0, job->rank, &comm, job->has_config ? &job->config.config : NULL);
+    keep_result(job, result, parent);
+    pthread_mutex_unlock(&job->parent->entry);
+    if (result == ncclSuccess) atomic_store(&job->wire->comm, comm);
+}
+
+/* Whoever opened has left. */
+void fsdp__nccl_undo_open(fsdp__nccl_job *job)
+{
+    ncclComm_t comm = atomic_exchange(&job->wire->comm, NULL);
+    if (comm != NULL) (void)ncclCommAbort(comm);
+}
+
+/* Who has claimed the communicator ends it: this thread, or whoever waited for it and has left. */
+void fsdp__nccl_run_close(fsdp__nccl_job *job)
+{
+    ncclResult_t result = ncclCommFinalize(job->comm);
+    int free_for_all = 0;
+    if (!atomic_compare_exchange_strong(&job->claim, &free_for_all, 1)) return;
+    if (result == ncclSuccess) result = ncclCommDestroy(job->comm);
+    else (void)ncclCommAbort(job->comm);
+    keep_result(job, result, NULL);
+}
+
+/* False: somebody is inside NCCL, and has not come out. */
+static bool enter(fsdp__nccl_wire *wire)
+{
+    const struct timespec nap = {0, NAP_NS};
+    uint64_t end = fsdp__cuda_after_ns(INSIDE_NS);
+    while (pthread_mutex_trylock(&wire->entry) != 0) {
+        if (fsdp__cuda_now_ns() >= end) return false;
+        nanosleep(&nap, NULL);
+    }
+    return true;
+}
+
+/* ncclCommRevoke stops what is in flight and frees nothing; an NCCL that has it lets a thread out that is stuck inside. */
+static void revoke_wire(ncclComm_t comm)
+{
+    ncclResult_t (*call)(ncclComm_t comm, int flags) = NULL;
+    void *symbol = dlsym(RTLD_DEFAULT, "ncclCommRevoke");
+    if (symbol == NULL || comm == NULL) return;
+    memcpy(&call, &symbol, sizeof call);
+    (void)call(comm, 0);
+}
+
+/* NCCL wants nobody inside while it aborts. Who is in there and does not come out, waits for a peer that will never answer;
+ * then the abort is what lets him out. */
+void fsdp__nccl_run_abort(fsdp__nccl_job *job)
+{
+    fsdp__nccl_wire *wire = job->wire;
+    ncclComm_t comm = job->comm;
+    if (comm == NULL) {
+        bool entered = enter(wire);
+        if (!entered) {
+            revoke_wire(atomic_load(&wire->comm));
+            entered = enter(wire);
+        }
+        comm = atomic_exchange(&wire->comm, NULL);
+        if (entered) pthread_mutex_unlock(&wire->entry);
+    }
+    if (comm != NULL) keep_result(job, ncclCommAbort(comm), NULL);
+}

@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# multi_gpu.sh [options]: everything that needs several GPUs of one host, a rank a GPU, in one table: the gpu tests, bandwidth of
+# the collectives, the step by hand, through the library and under FSDP2, one communicator against two, windows and copy-engine
+# gathers, eager and captured, bytes against their prediction, GPT-2 1.5B. NVLink multicast stays off.
+#   --build DIR      the build with CUDA (build/cuda)
+#   --out DIR        results.jsonl, table.txt, tests.txt and log go there (a new folder in /tmp)
+#   --gpus N         of this machine's GPUs (all)
+#   --minutes N      end within N minutes: repetitions, then whole sections are left out, and said to be (9)
+#   --repeats N      of the comparison (3)
+#   --sections LIST  tests, wire, main, variants, gpt, host (all)
+#   --peer FILE      another FSDP2 driver (tests/bench/fsdp2_blocks.py)
+#   --dry-run        print the commands, run none
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+build=build/cuda out="" world="" minutes=9 repeats=3 sections=tests,wire,main,variants,gpt,host peer="" dry_run=0
+while [ $# -gt 0 ]; do
+    case $1 in
+    --dry-run) dry_run=1; shift; continue ;;
+    --build | --out | --gpus | --minutes | --repeats | --sections | --peer) [ $# -ge 2 ] || exit 2 ;;
+    *) sed -n '3,14s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    esac
+    case $1 in
+    --build) build=$2 ;;
+    --out) out=$2 ;;
+    --gpus) world=$2 ;;
+    --minutes) minutes=$2 ;;
+    --repeats) repeats=$2 ;;
+    --sections) sections=$2 ;;
+    --peer) peer=$2 ;;
+    esac
+    shift 2
+done
+[ -n "$out" ] || out=$(mktemp -d)
+mkdir -p "$out"
+results=$out/results.jsonl
+: >"$results"
+: >"$out/log"
+# shellcheck disable=SC2034 # bench_runs.sh reads it
+one_gpu=0
+# shellcheck source=bench_runs.sh disable=SC1091
+. tests/bench/bench_runs.sh
+[ -n "$world" ] || world=$(gpu_count)
+[ "${world:-0}" -ge 2 ] || [ "$dry_run" = 1 ] || { echo "multi_gpu.sh: ${world:-0} GPUs: it needs two"; exit 77; }
+[ "${world:-0}" -ge 2 ] || world=2
+bench=$build/tests/bench_prefetch
+[ "$dry_run" = 1 ] || [ -x "$bench" ] || { echo "no $bench: cmake --preset cuda && cmake --build --preset cuda"; exit 1; }
+export NCCL_NVLS_ENABLE=0 FSDP_PEER_MULTI_GPU=1
+started=$SECONDS
+pace=(--steps 10 --rounds 2)
+large=(--layers 16 --dim 2048) # 33.5 million parameters a layer
+small=(--layers 32 --dim 256)  # launching is all there is
+tokens=2048,512                # balanced and communication-bound on NVLink
+
+left() { echo $((minutes * 60 - (SECONDS - started))); }
+# section NAME SECONDS: wanted, and there is time for it
+section() {
+    [[ ,$sections, == *,$1,* ]] || return 1
+    if [ "$(left)" -lt "$2" ]; then
+        echo "left out: $1 ($(left) s left, it may take $2)" | tee -a "$out/notes"
+        return 1
+    fi
+    echo "== $1 ($(left) s left)"
+}
+
+run_tests() {
+    local seconds
+    seconds=$(($(left) > 30 ? $(left) : 30)) # the rest
+    if [ "$dry_run" = 1 ]; then
+        echo "FSDP_TEST_GPUS=$world ctest --test-dir $build -L gpu"
+        return
+    fi
+    FSDP_TEST_GPUS=$world timeout "$seconds" ctest --test-dir "$build" -L gpu --output-on-failure >"$out/tests.txt" 2>&1 || true
+    grep -E 'tests (passed|failed)|Failed|Timeout|did not run' "$out/tests.txt" || echo "the gpu tests did not end within $seconds s"
+}
+
+run_wire() {
+    local wire=$build/tests/bench_wire keys='"section":"wire"'
+    run_ranks "$world" "$keys" "$wire" --json
+    run_ranks "$world" "$keys" "$wire" --json --window
+    run_ranks "$world" "$keys" "$wire" --json --window --cta-zero
+}
+
+run_bench() { run_ranks "$world" "$1" "$bench" --device cuda --json "${pace[@]}" "${@:2}"; }
+
+run_fsdp2() { # run_fsdp2 KEYS TOKENS SHAPE…
+    local keys=$1 list=$2 one
+    shift 2
+    if [ -z "$peer" ]; then
+        run_ranks "$world" "$keys" python3 tests/bench/fsdp2_blocks.py "$@" "${pace[@]}" --tokens "$list"
+    else
+        for one in ${list//,/ }; do run_ranks "$world" "$keys" python3 "$peer" "$@" --steps 10 --tokens "$one" --overlap; done
+    fi
+}
+
+repeat_main() {
+    local keys="\"section\":\"main\",\"repeat\":$1" comms way
+    for comms in 1 2; do
+        for way in bare library; do
+            run_bench "$keys" "${large[@]}" --tokens "$tokens" --mode "$way" --comms "$comms"
+        done
+    done
+    run_fsdp2 "$keys" "$tokens" "${large[@]}"
+    for way in bare library; do run_bench "$keys" "${small[@]}" --tokens 64 --what both,comm --mode "$way"; done
+    run_fsdp2 "$keys" 64 "${small[@]}"
+}
+
+run_main() {
+    local i last=0
+    for ((i = 1; i <= repeats; i++)); do
+        # What comes behind gets its part of the time, too.
+        if [ "$i" -gt 1 ] && [ $(($(left) - last)) -lt 150 ]; then
+            echo "main: $((i - 1)) of $repeats repetitions, the time is over" | tee -a "$out/notes"
+            return
+        fi
+        last=$SECONDS
+        repeat_main "$i"
+        last=$((SECONDS - last))
+        echo "main: repetition $i of $repeats took $last s"
+    done
+}
+
+run_variants() {
+    local keys='"section":"fused"' way
+    for way in bare library; do
+        run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,comm --mode "$way" --window
+        run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,comm --mode "$way" --window --cta-zero
+        run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both --mode "$way" --captured
+        run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,compute --mode "$way" --fused
+    done
+}
+
+run_host() {
+    local way
+    for way in bare library; do
+        run_bench '"section":"host"' "${small[@]}" --tokens 64 --what both --mode "$way" --captured
+        run_ranks "$world" '"section":"host","clocked":true' "$build/tests/bench_prefetch_calls" --device cuda --json "${pace[@]}" \
+            "${small[@]}" --tokens 64 --what both --mode "$way"
+    done
+}
+
+run_gpt() {
+    local gpt
+    gpt=$(find "$build" -name gpt -type f -perm -u+x 2>/dev/null | head -n 1) || gpt=""
+    if [ -z "$gpt" ] && [ "$dry_run" = 0 ]; then
+        echo "left out: gpt (not built)" | tee -a "$out/notes"
+        return
+    fi
+    deadline=150 tries=1 run_ranks "$world" '"section":"gpt"' "${gpt:-gpt}" --device cuda --data random --shape gpt2-1.5b --batch 16 --steps 20 --json --quiet
+}
+
+{ describe_machine; nvidia-smi topo -m 2>/dev/null || true; } | tee "$out/machine"
+use_one_nccl
+if section wire 60; then run_wire; fi
+if section gpt 150; then run_gpt; fi
+if section main 100; then run_main; fi
+if section variants 80; then run_variants; fi
+if section host 40; then run_host; fi
+if section tests 30; then run_tests; fi
+echo "all runs took $((SECONDS - started)) s; ${failed_runs:-0} of them failed"
+[ "$dry_run" = 1 ] || python3 tests/bench/bench_table.py "$results" | tee "$out/table.txt"

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/* Several ranks on one GPU: processes that NCCL takes for machines, each of its own name, so that it connects them by sockets.
+ * A process that has called CUDA must not fork them. */
+#ifndef FSDP_TESTS_GPU_RANKS_H
+#define FSDP_TESTS_GPU_RANKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* In one line why there is no GPU, if so; asked in a child, so that this process stays without CUDA. */
+bool gpu_is_missing_here(const char *test);
+/* In a rank's process, before CUDA or NCCL is called. */
+void gpu_rank_environment(uint32_t rank);
+
+#endif
