@@ -5,10 +5,10 @@
 #include <stdio.h>
 
 #include "alloc_place.h"
-#include "capture.h"
 #include "check.h"
 #include "context.h"
 #include "device.h"
+#include "graph.h"
 #include "hash.h"
 #include "mutate.h"
 #include "stream.h"

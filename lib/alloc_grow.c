@@ -3,10 +3,10 @@
 #include <stdio.h>
 
 #include "alloc.h"
-#include "capture.h"
 #include "check.h"
 #include "context.h"
 #include "device.h"
+#include "graph.h"
 
 fsdp_status fsdp__allocator_grow(fsdp_allocator *a, uint64_t bytes, fsdp__block **out_range)
 {

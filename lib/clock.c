@@ -79,10 +79,10 @@ fsdp_status fsdp__wait_fence(fsdp_stream *s, const fsdp__fence *fence, fsdp_reas
     fsdp__clocks *clocks = &s->ctx->clocks;
     if (fence->epoch <= clocks->now[s->slot].at[fence->slot]) return FSDP_OK;
     bool past_gate = fence->slot == clocks->gate_slot && fence->epoch >= clocks->gate_epoch;
-    if (past_gate) clocks->behind &= ~(1u << s->slot);
-    else FSDP_TRY(fsdp__pass_gate(s));
+    if (!past_gate) FSDP_TRY(fsdp__pass_gate(s));
     if (FSDP__MUTATED(STALE_FENCE)) FSDP_TRY(fsdp__device_wait(s, one_before(clocks, fence), reason));
     else FSDP_TRY(fsdp__device_wait(s, fence, reason));
+    if (past_gate) clocks->behind &= ~(1u << s->slot);
     fsdp__clock_max(&clocks->now[s->slot], &fence->snapshot, clocks->n_slots);
     clocks->n_raised[s->slot]++;
     if (FSDP__MUTATED(SNAPSHOT_AT_WAIT))
@@ -107,10 +107,9 @@ fsdp_status fsdp__pass_gate_now(fsdp_stream *s)
     fsdp__clocks *clocks = &s->ctx->clocks;
     const fsdp__fence *fence;
     FSDP_TRY(find_or_record(clocks->stream[clocks->gate_slot], clocks->gate_epoch, &fence));
-    clocks->behind &= ~(1u << s->slot); /* now it is at the gate */
-    fsdp_status status = fsdp__wait_fence(s, fence, FSDP_REASON_CALLER);
-    if (status != FSDP_OK) clocks->behind |= 1u << s->slot;
-    return status;
+    FSDP_TRY(fsdp__wait_fence(s, fence, FSDP_REASON_CALLER));
+    clocks->behind &= ~(1u << s->slot);
+    return FSDP_OK;
 }
 
 /* How many of the missing components waiting for this fence would settle. */

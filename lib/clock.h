@@ -54,9 +54,9 @@ typedef struct fsdp__clocks {
     /* The gate: a point that other streams come after, who wait for it only when they are first given something. It is where a
      * capture began, or the last replay's end. */
     int gate_slot;
-    uint64_t gate_epoch;
-    uint32_t behind; /* bit t: stream t has not waited for it yet */
-    int n_slots;     /* slots used so far: loops end here */
+    uint64_t gate_epoch; /* 0: there is none */
+    uint32_t behind;     /* bit t: stream t has not waited for it yet */
+    int n_slots;         /* slots used so far: loops end here */
 } fsdp__clocks;
 
 /* What an operation needs before it may run, gathered over all its ranges before anything waits. */

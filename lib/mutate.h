@@ -53,6 +53,7 @@
     X(CAPTURE_UNCOVERED, "what was recorded inside a capture is waited for afterwards")                        \
     X(REPLAY_TOO_EARLY, "a replay does not wait for what other streams were given")                            \
     X(REPLAY_FORGOTTEN, "what is given after a replay does not wait for it")                                   \
+    X(NEW_STREAM_TOO_EARLY, "a stream that is made after a replay does not come after it")                     \
     X(REPLAY_ANYWHERE, "a replay does not look at what is gathered")                                           \
     X(REPLAY_ONE_INPUT, "all steps of a capture read the host's values of the first")
 

@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-#include "capture.h"
 #include "check.h"
 #include "context.h"
 #include "device.h"
+#include "graph.h"
 #include "hostmem.h"
 
 fsdp_status fsdp__pinned_check(const fsdp_pinned_allocator *table)

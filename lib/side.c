@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "capture.h"
 #include "check.h"
+#include "graph.h"
 #include "hostmem.h"
 #include "order.h"
 

@@ -6,10 +6,10 @@
 #include <string.h>
 
 #include "alloc.h"
-#include "capture.h"
 #include "check.h"
 #include "context.h"
 #include "device.h"
+#include "graph.h"
 #include "hostmem.h"
 #include "mutate.h"
 
@@ -65,9 +65,15 @@ static fsdp_status open_stream(fsdp_context *ctx, const char *name, bool lane, v
     s->n_fences = s->first_fence = open_epoch - 1;
     clocks->stream[slot] = s;
     if (slot >= clocks->n_slots) clocks->n_slots = slot + 1;
+    /* What a replay has touched is in nobody's edges, and may be running. */
+    if (clocks->gate_epoch != 0 && !FSDP__MUTATED(NEW_STREAM_TOO_EARLY)) status = fsdp__pass_gate_now(s);
+    if (status != FSDP_OK) goto leave_slot;
     *out_stream = s;
     return FSDP_OK;
 
+leave_slot:
+    clocks->stream[slot] = NULL;
+    destroy_events(s);
 destroy_native:
     if (native == NULL) ctx->backend->device->stream_destroy(ctx->dev, s->native);
 free_stream:
@@ -97,7 +103,8 @@ void fsdp__stream_close(fsdp_stream *s)
     for (int t = 0; t < FSDP__SLOTS; t++) clocks->now[t].at[s->slot] = open_epoch, clocks->n_raised[t]++;
     clocks->now[s->slot].at[s->slot] = open_epoch + 1;
     clocks->stream[s->slot] = NULL;
-    clocks->behind &= s->slot == clocks->gate_slot ? 0 : ~(1u << s->slot);
+    if (s->slot == clocks->gate_slot) clocks->gate_epoch = clocks->behind = 0; /* passed, by everybody */
+    clocks->behind &= ~(1u << s->slot);
     for (fsdp_allocator *a = ctx->pools; a != NULL; a = a->next_pool) fsdp__allocator_settle_slot(a, s->slot);
     fsdp__host_free(&ctx->host, s, 1, sizeof *s);
 }

@@ -4,9 +4,9 @@
 
 #include <string.h>
 
-#include "capture.h"
 #include "check.h"
 #include "context.h"
+#include "graph.h"
 #include "hostmem.h"
 #include "timeline.h"
 #include "timeline_svg.h"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* The handle of one enqueued collective: [Note: Four completions] in docs/streams.md. */
-#include "capture.h"
 #include "check.h"
 #include "comm.h"
 #include "context.h"
 #include "device.h"
+#include "graph.h"
 #include "hostmem.h"
 #include "stream.h"
 

@@ -8,6 +8,7 @@
 
 #include "lib/check.h"
 #include "lib/device.h"
+#include "lib/hash.h"
 #include "lib/hostmem.h"
 #include "lib/mutate.h"
 #include "lib/stream.h"
@@ -84,8 +85,7 @@ static fsdp_status check_state(const char *call, const fsdp__captured_model *c, 
     for (size_t i = 0; i < c->n_units; i++) {
         unit_state has = state_of(c->model->units[i]);
         bool same = has.full == c->units[i].full && has.current == c->units[i].current;
-        if (!same && !(may_have_more && is_extra(c, i)))
-            return fail_unit(call, c->model->units[i], c->units[i], has);
+        if (!same && !(may_have_more && is_extra(c, i))) return fail_unit(call, c->model->units[i], c->units[i], has);
     }
     return FSDP_OK;
 }
@@ -174,13 +174,15 @@ void fsdp__capture_forget(const fsdp_model *model)
 /* ---- Begin and end ---- */
 
 /* A graph that is launched, or will be in a moment, and that nothing is ordered after yet. */
-static fsdp_status check_no_replay(const char *call, const fsdp_context *ctx, const fsdp_capture *but)
+static fsdp_status check_no_replay(const char *call, const fsdp_context *ctx)
 {
     for (const fsdp_capture *c = ctx->captures; c != NULL; c = c->next)
-        if (c->replaying != NULL && c != but)
-            return fsdp__fail(FSDP_ERR_STATE,
-                              "%s: a replay on stream %s is not ended: call fsdp_replayed, or destroy its capture",
-                              call, c->replaying->name);
+        if (c->replaying)
+            return fsdp__fail(
+                FSDP_ERR_STATE,
+                "%s: a replay on stream %s is not ended: call fsdp_replayed, or destroy its capture if the graph "
+                "was not launched",
+                call, c->replay_name);
     return FSDP_OK;
 }
 
@@ -200,7 +202,7 @@ static fsdp_status check_begin(fsdp_context *ctx, const fsdp_stream *s)
                           "fsdp_capture_begin: a trace is on, and nothing runs in a capture: stop it first");
     for (const fsdp_model *m = ctx->models; m != NULL; m = m->older)
         if (m->phase != FSDP__OPEN) FSDP_TRY(check_between_steps("fsdp_capture_begin", m));
-    return check_no_replay("fsdp_capture_begin", ctx, NULL);
+    return check_no_replay("fsdp_capture_begin", ctx);
 }
 
 fsdp_status fsdp_capture_begin(fsdp_context *ctx, fsdp_stream *stream)
@@ -251,7 +253,8 @@ fsdp_status fsdp__capture_step(fsdp_model *model, uint32_t *out_place)
 
 static fsdp_status check_end_state(fsdp_capture *capture)
 {
-    for (size_t i = 0; i < capture->n_models; i++) FSDP_TRY(check_state("fsdp_capture_end", &capture->models[i], false));
+    for (size_t i = 0; i < capture->n_models; i++)
+        FSDP_TRY(check_state("fsdp_capture_end", &capture->models[i], false));
     return fsdp__capture_check_pools("fsdp_capture_end", capture);
 }
 
@@ -350,8 +353,7 @@ fsdp_status fsdp_capture_end(fsdp_context *ctx, fsdp_stream *stream, fsdp_captur
     if (status == FSDP_OK) {
         settle_models(capture);
         fsdp__capture_drop_pools(capture);
-        uint64_t n;
-        fsdp__flight_count(&ctx->flight, 0, &n, &capture->hash);
+        capture->hash = fsdp__flight_fold(&ctx->flight, FSDP__HASH_SEED);
     } else {
         unlink_open(capture);
     }
@@ -372,7 +374,7 @@ static fsdp_status check_replay(fsdp_capture *capture, uint32_t n_args, const fs
     FSDP_TRY(fsdp__stream_check(call, capture->ctx, s));
     if (s->lane) return fsdp__fail(FSDP_ERR_ARG, "%s: %s is a lane of the library", call, s->name);
     FSDP_TRY(fsdp__capture_off(call, capture->ctx));
-    FSDP_TRY(check_no_replay(call, capture->ctx, capture));
+    FSDP_TRY(check_no_replay(call, capture->ctx));
     if (capture->broken[0] != 0)
         return fsdp__fail(FSDP_ERR_STATE, "%s: %s: capture again, and throw the graph away", call, capture->broken);
     if (n_args != capture->n_steps)
@@ -411,7 +413,9 @@ fsdp_status fsdp_replay(fsdp_capture *capture, uint32_t n_args, const fsdp_adamw
     }
     if (status == FSDP_OK) {
         fsdp__capture_note(capture, FSDP_OPERATION_REPLAY, stream);
-        capture->replaying = stream;
+        capture->replaying = true;
+        capture->replay_slot = stream->slot;
+        memcpy(capture->replay_name, stream->name, sizeof capture->replay_name);
     }
     fsdp__unlock(ctx);
     return status == FSDP_OK ? FSDP_OK : fsdp__context_explain(ctx, status);
@@ -422,11 +426,11 @@ fsdp_status fsdp_replayed(fsdp_capture *capture, fsdp_stream *stream)
     FSDP_NEED(capture);
     fsdp_context *ctx = capture->ctx;
     FSDP_TRY(fsdp__stream_check(__func__, ctx, stream));
-    if (capture->replaying == NULL)
+    if (!capture->replaying)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_replayed: fsdp_replay, then the graph's launch, come before it");
-    if (capture->replaying != stream)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_replayed: fsdp_replay was called for another stream than %s",
-                          stream->name);
+    if (capture->replay_slot != stream->slot)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_replayed: fsdp_replay was called for stream %s, not %s",
+                          capture->replay_name, stream->name);
     for (size_t i = 0; i < capture->n_models; i++) {
         const fsdp__captured_model *c = &capture->models[i];
         if (c->model == NULL || c->n_changes != c->model->n_changes)
@@ -441,7 +445,7 @@ fsdp_status fsdp_replayed(fsdp_capture *capture, fsdp_stream *stream)
     }
     if (status == FSDP_OK) {
         for (size_t i = 0; i < capture->n_models; i++) add_difference(&capture->models[i]);
-        capture->replaying = NULL;
+        capture->replaying = false;
     }
     fsdp__unlock(ctx);
     return status == FSDP_OK ? FSDP_OK : fsdp__context_explain(ctx, status);

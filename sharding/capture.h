@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
+/* What the rest of sharding/ tells the captures. */
 #ifndef FSDP_SHARDING_CAPTURE_H
 #define FSDP_SHARDING_CAPTURE_H
 
-#include "lib/capture.h"
+#include "lib/graph.h"
 #include "sharding/model.h"
 
 /* An fsdp_adamw_step of the capture that is on; *out_place: of its host values. Errors: STATE (the ninth of a model);

@@ -248,6 +248,7 @@ fsdp_status fsdp_step_sum(fsdp_model *model, uint32_t index, const float *device
     if (index >= FSDP_MAX_SUMS)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_step_sum: index %u, expected 0 to %d", index, FSDP_MAX_SUMS - 1);
     fsdp__lock(model->ctx);
+    if (model->ctx->capture != NULL) model->n_changes++; /* it is in it, whatever else is */
     fsdp__need need = {0};
     fsdp__need_write(&need, &model->part_edges);
     fsdp_status status = fsdp__wait_need(stream, &need);

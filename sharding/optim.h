@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* The parts of an AdamW step that a replay does anew. */
 #ifndef FSDP_SHARDING_OPTIM_H
 #define FSDP_SHARDING_OPTIM_H
 

@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/capture.h"
 #include "lib/check.h"
 #include "lib/comm.h"
 #include "lib/device.h"
+#include "lib/graph.h"
 #include "lib/hash.h"
 #include "lib/hostmem.h"
 #include "lib/side.h"

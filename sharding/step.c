@@ -6,9 +6,9 @@
 
 #include <string.h>
 
-#include "lib/capture.h"
 #include "lib/check.h"
 #include "lib/device.h"
+#include "lib/graph.h"
 #include "lib/mutate.h"
 #include "lib/stream.h"
 #include "sharding/reduce.h"

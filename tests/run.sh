@@ -79,7 +79,8 @@ run_preset() {
     mkdir -p "build/$preset"
     rm -f "$report"
     if ! { cmake --preset "$preset" "${@:3}" && cmake --build --preset "$preset" --target "$target"; } >"$log" 2>&1; then
-        if [ "$preset" = cuda ] && tr -s '\n ' ' ' <"$log" | grep -oE 'FSDP_WITH_CUDA is ON, and [^.]*' | sed 's/^.*, and /-- cuda: /'; then
+        if [ "$preset" = cuda ] && tr -s '\n ' ' ' <"$log" |
+            sed -nE 's/.*FSDP_WITH_CUDA is ON, and (.*) Call Stack.*/-- not built with CUDA: \1\n/p' | grep .; then
             skipped=$((skipped + 1))
             return
         fi
@@ -102,7 +103,10 @@ run_preset() {
 }
 
 # Of the first GPU: "90"; without one, 90: this build is for this machine and need not be for others.
-gpu_architecture() { { nvidia-smi --query-gpu=compute_cap --format=csv,noheader || echo 9.0; } 2>/dev/null | head -n 1 | tr -d '. '; }
+gpu_architecture() {
+    { nvidia-smi --query-gpu=compute_cap --format=csv,noheader || true; echo 9.0; } 2>/dev/null |
+        grep -oE '^[0-9]+\.[0-9]+' | head -n 1 | tr -d .
+}
 
 run_valgrind() { # some tests without threads: what they read before it is written, and leaks
     local name

@@ -5,7 +5,7 @@
 
 #include "model.h"
 
-enum { MOST_THREADS = 16, LEAST_SHARE = 1 << 15 /* elements that are worth a thread */ };
+enum { MOST_THREADS = 16, LEAST_SHARE = 1 << 14 /* elements that are worth a thread */ };
 
 typedef struct share {
     const gpt_param *param;

@@ -182,7 +182,8 @@ static bool check_together(const options *o, problem *why)
     if (o->dim % o->heads != 0)
         return problem_set(why, "--dim %d cannot be divided among --heads %d; choose heads that divide it", o->dim,
                            o->heads);
-    if (4.0 * o->batch * o->context * o->dim > INT_MAX || 4.0 * o->batch * o->context * o->context > INT_MAX)
+    if (4.0 * o->batch * o->context * o->dim > INT_MAX ||
+        (!o->cuda && 4.0 * o->batch * o->context * o->context > INT_MAX))
         return problem_set(why,
                            "--batch %d × --context %d is too much at --dim %d: more than 2^31 activations in one array",
                            o->batch, o->context, o->dim);

@@ -9,6 +9,14 @@
  *  launches: NCCL_LAUNCH_ORDER_IMPLICIT=1 in the environment (NCCL 2.26 or later), or accept_unordered where the caller knows
  *  that both always fit on the GPU. Else fsdp_context_create says so.
  *
+ *  A collective that is on the GPU for longer than fsdp_config.timeout_ns, from when its stream came to it, fails the context
+ *  on every rank with RANK_LOST, whatever the hosts do: a thread of the library looks every 20 ms. Replays of captured graphs
+ *  are not watched so; a peer that is gone is noticed there, too.
+ *
+ *  Of what comm.h says of collectives two things are not so here. Sums are in NCCL's order, and 16-bit sums are rounded at
+ *  each step of it. And calls are not compared between ranks: where they differ the collective hangs until timeout_ns, or
+ *  gives wrong results; FSDP_DEBUG_ORDER finds it.
+ *
  *  Not in the umbrella fsdp.h: it pulls in NCCL's header. */
 #ifndef FSDP_NCCL_H
 #define FSDP_NCCL_H

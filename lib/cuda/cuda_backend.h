@@ -62,6 +62,7 @@ typedef struct fsdp__cuda_device {
     uint64_t sum_slots; /* bit i: slot i has its stream */
     atomic_int status;  /* the first error, written under the lock, once */
     atomic_bool broken; /* an error has ended the context: nothing runs there any more, and nothing is waited for */
+    atomic_bool stuck;  /* with broken: NCCL's kernels do not leave it, and CUDA's frees would wait for them */
     char sentence[FSDP__SENTENCE_BYTES];
 } fsdp__cuda_device;
 

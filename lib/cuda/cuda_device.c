@@ -214,6 +214,7 @@ static void close_parts(fsdp__cuda_device *dev)
 {
     fsdp__cuda_spans_close(dev);
     fsdp__cuda_waiter_close(dev);
+    if (atomic_load(&dev->stuck)) return;
     if (dev->sums != NULL && cudaFree(dev->sums) != cudaSuccess) (void)cudaGetLastError();
     if (dev->stop != NULL && cudaFreeHost(dev->stop) != cudaSuccess) (void)cudaGetLastError();
 }

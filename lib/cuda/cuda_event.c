@@ -37,7 +37,7 @@ static fsdp_status record(fsdp__cuda_stream *s, event *e, fsdp_span *span)
     FSDP_TRY(fsdp__cuda_before(s, span));
     FSDP_TRY(fsdp__cuda_span_end(s, true)); /* an instant, before what waits for the event goes on */
     FSDP__CUDA_TRY(s->dev, cudaEventRecord(e->native, s->native));
-    atomic_store(&e->recorded, true);
+    atomic_store_explicit(&e->recorded, true, memory_order_release); /* the default would be a fence a record */
     return fsdp__cuda_sync(s);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The kernels' launchers (cuda_kernels_elements.cu, cuda_kernels_step.cu): C for the rest of lib/cuda. They return what
+/* The kernels' launchers (cuda_kernels_*.cu): C for the rest of lib/cuda. They return what
  * cudaLaunchKernel says. */
 #ifndef FSDP_LIB_CUDA_KERNELS_H
 #define FSDP_LIB_CUDA_KERNELS_H
@@ -25,6 +25,7 @@ cudaError_t fsdp__cuda_delay(cudaStream_t stream, uint64_t ns, const uint32_t *s
 /* fsdp__cuda_load_kernels, by file. */
 cudaError_t fsdp__cuda_load_elements(void);
 cudaError_t fsdp__cuda_load_step(void);
+cudaError_t fsdp__cuda_load_adamw(void);
 #ifdef __cplusplus
 }
 #endif

@@ -154,7 +154,7 @@ static __device__ __forceinline__ uint64_t globaltimer()
     return ns;
 }
 
-__global__ void __launch_bounds__(1) delay_kernel(delay_args a)
+static __global__ void __launch_bounds__(1) delay_kernel(delay_args a)
 {
     const uint64_t start = globaltimer();
     for (uint64_t i = 1; globaltimer() - start < a.ns; i++)
@@ -189,6 +189,7 @@ extern "C" cudaError_t fsdp__cuda_load_elements(void)
 
 extern "C" cudaError_t fsdp__cuda_load_kernels(void)
 {
-    const cudaError_t error = fsdp__cuda_load_elements();
-    return error != cudaSuccess ? error : fsdp__cuda_load_step();
+    cudaError_t error = fsdp__cuda_load_elements();
+    if (error == cudaSuccess) error = fsdp__cuda_load_step();
+    return error == cudaSuccess ? fsdp__cuda_load_adamw() : error;
 }

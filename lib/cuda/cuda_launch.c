@@ -37,7 +37,10 @@ fsdp_status fsdp__cuda_after(fsdp__cuda_stream *s, fsdp_span *span)
     return fsdp__cuda_sync(s);
 }
 
-/* SQUARE_SUM's memory: launches of one stream take turns with it, those of two may not. */
+/* SQUARE_SUM's memory: launches of one stream take turns with it, those of two may not. A captured launch keeps the slot of the
+ * stream that it was captured on, and its replays come before or after whatever any stream of the context is given outside of
+ * them, and before or after each other (fsdp__replay_open and _close): so that slot, too, has one user at a time, even when it
+ * is another stream's by then. */
 static fsdp_status take_sum_slot(fsdp__cuda_stream *s)
 {
     fsdp__cuda_device *dev = s->dev;
@@ -73,11 +76,24 @@ static cudaError_t enqueue(fsdp__cuda_stream *s, const fsdp_device_op *op)
     }
 }
 
+/* CUDA looks at a copy's and a fill's addresses when they are enqueued: a wrong one breaks nothing. */
+static fsdp_status bad_address(const fsdp__cuda_stream *s, const fsdp_device_op *op)
+{
+    (void)cudaGetLastError();
+    if (op->kind == FSDP_OPERATION_FILL)
+        return fsdp__fail(FSDP_ERR_ARG, "fill on %s: %llu bytes at %p are no memory of the GPU, nor page-locked",
+                          s->name, (unsigned long long)op->u.fill.bytes, op->u.fill.dst);
+    return fsdp__fail(FSDP_ERR_ARG, "copy on %s: %llu bytes from %p to %p: CUDA does not know that memory", s->name,
+                      (unsigned long long)op->u.copy.bytes, op->u.copy.src, op->u.copy.dst);
+}
+
 static fsdp_status launch(fsdp__cuda_stream *s, const fsdp_device_op *op, fsdp_span *span)
 {
     if (op->kind == FSDP_OPERATION_SQUARE_SUM && s->sum_slot < 0) FSDP_TRY(take_sum_slot(s));
     FSDP_TRY(fsdp__cuda_before(s, span));
     cudaError_t error = enqueue(s, op);
+    if (error == cudaErrorInvalidValue && (op->kind == FSDP_OPERATION_COPY || op->kind == FSDP_OPERATION_FILL))
+        return bad_address(s, op);
     if (error != cudaSuccess)
         return fsdp__cuda_fail(s->dev, error, "enqueuing a %s on %s", fsdp_operation_name(op->kind), s->name);
     return fsdp__cuda_after(s, span);

@@ -50,6 +50,7 @@ fsdp_status fsdp__cuda_mem_alloc(void *dev_, uint64_t bytes, fsdp_memory_kind ki
 void fsdp__cuda_mem_free(void *dev_, void *ptr, uint64_t bytes, fsdp_memory_kind kind)
 {
     fsdp__cuda_device *dev = dev_;
+    if (atomic_load(&dev->stuck)) return;
     int before = fsdp__cuda_enter(dev);
     enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
     bool pinned = kind == FSDP_MEMORY_KIND_PINNED;

@@ -225,7 +225,8 @@ static void close_wire(fsdp__nccl_comm *c)
     if (!atomic_load(&c->aborting) && close_well(c)) return;
     if (c->stuck) return; /* in ncclCommDestroy */
     fsdp__nccl_stop(c, FSDP_ERR_RANK_LOST, "a communicator could not be closed together with its peers");
-    c->stuck = fsdp__nccl_job_wait(c->abort_job, "closing", closing_ns(c), NULL, NULL) != FSDP_OK;
+    c->stuck = atomic_load(&c->dev->stuck) ||
+               fsdp__nccl_job_wait(c->abort_job, "closing", closing_ns(c), NULL, NULL) != FSDP_OK;
 }
 
 static void comm_close(void *comm)

@@ -213,17 +213,22 @@ static void look_at_device(fsdp__nccl_team *team, uint64_t now_ns, verdict *v)
     snprintf(v->sentence, sizeof v->sentence, "rank %u is lost: %.900s", team->rank, fsdp_last_error());
 }
 
-/* Kernels that do not leave would be waited for, for ever. */
+/* Kernels that do not leave would be waited for, for ever: from here on nobody waits for this GPU, and nothing is given
+ * back. */
 static void look_at_abort(fsdp__nccl_comm *c, uint64_t now_ns)
 {
     fsdp__nccl_job *job = c->abort_job;
+    fsdp__cuda_device *dev = c->dev;
+    static const char *const sentence = "ncclCommAbort has not returned within 15 s: the GPU is left as it is";
     if (!atomic_load(&c->aborting)) return;
     if (c->aborting_ns == 0) c->aborting_ns = now_ns;
     pthread_mutex_lock(&job->lock);
     bool over = job->done;
     pthread_mutex_unlock(&job->lock);
-    if (over || now_ns - c->aborting_ns < STUCK_NS || atomic_load(&c->dev->broken)) return;
-    FSDP_IGNORE(fsdp__cuda_fail(c->dev, cudaErrorLaunchTimeout, "ncclCommAbort, which has not returned within 15 s"));
+    if (over || now_ns - c->aborting_ns < STUCK_NS || atomic_exchange(&dev->stuck, true)) return;
+    atomic_store(&dev->broken, true);
+    fsdp__cuda_keep(dev, FSDP_ERR_ABORTED, sentence);
+    if (dev->log != NULL) dev->log(dev->log_arg, sentence);
 }
 
 /* With the team's lock held. */

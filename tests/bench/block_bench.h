@@ -86,6 +86,9 @@ bool block_measure_case(block_way *way, uint64_t tokens); /* prints; false: byte
 
 /* block_calls.c */
 extern _Thread_local uint64_t block_calls, block_calls_ns;
+extern _Thread_local bool block_in_call; /* between block_enter and block_leave_… */
+void block_calls_reset(void);
+void block_calls_print(double layers_and_steps); /* by function, since the reset */
 uint64_t block_call_cost_ns(void); /* of the two clock readings around one call, as far as they fall outside it */
 
 static inline uint64_t block_now(void)
@@ -112,6 +115,7 @@ static inline void block_enter(block_way *way)
 #ifdef BLOCK_COUNT_CALLS
     way->entered_calls = block_calls;
     way->entered_calls_ns = block_calls_ns;
+    block_in_call = true;
 #endif
     way->entered_ns = block_now();
 }
@@ -122,9 +126,16 @@ static inline void block_leave_hook(block_way *way)
 #ifdef BLOCK_COUNT_CALLS
     way->times.hook_calls += block_calls - way->entered_calls;
     way->times.hook_calls_ns += block_calls_ns - way->entered_calls_ns;
+    block_in_call = false;
 #endif
 }
 
-static inline void block_leave_update(block_way *way) { way->times.update_ns += block_now() - way->entered_ns; }
+static inline void block_leave_update(block_way *way)
+{
+    way->times.update_ns += block_now() - way->entered_ns;
+#ifdef BLOCK_COUNT_CALLS
+    block_in_call = false;
+#endif
+}
 
 #endif

@@ -21,6 +21,7 @@ typedef struct series {
 typedef struct figures {
     series compute_ms, step_ms, host_us, hooks_us, update_us, stream_ms, comm_ms, captured_ms, captured_host_us;
     double calls, inside_us, outside_us; /* of the hooks, a layer: calls of CUDA and NCCL, time in them, the rest */
+    uint64_t clock_ns;                   /* taken off a call */
     float loss[WARM];
     uint64_t gathers;
 } figures;
@@ -56,7 +57,12 @@ static double ms_since(uint64_t start) { return (double)(block_now() - start) * 
 static void measure_steps(block_way *way, figures *f)
 {
     const double layers = way->options->layers;
+#ifdef BLOCK_COUNT_CALLS
     series inside = {.n = 0}, outside = {.n = 0};
+    const uint64_t cost = block_call_cost_ns();
+    f->clock_ns = cost;
+    block_calls_reset();
+#endif
     for (uint32_t i = 0; i < way->options->steps; i++) {
         meet(way);
         const uint64_t start = block_now();
@@ -69,13 +75,16 @@ static void measure_steps(block_way *way, figures *f)
         add(&f->update_us, (double)t->update_ns * 1e-3 / layers);
 #ifdef BLOCK_COUNT_CALLS
         f->calls = (double)t->hook_calls / layers;
-        const double clock = (double)(t->hook_calls * block_call_cost_ns());
+        const double clock = (double)(t->hook_calls * cost);
         add(&inside, (double)t->hook_calls_ns * 1e-3 / layers);
         add(&outside, ((double)t->hooks_ns - (double)t->hook_calls_ns - clock) * 1e-3 / layers);
 #endif
     }
+#ifdef BLOCK_COUNT_CALLS
     f->inside_us = median(&inside);
     f->outside_us = median(&outside);
+    if (way->launch.rank == 0 && !way->options->json) block_calls_print(layers * way->options->steps);
+#endif
 }
 
 static void measure_stream(block_way *way, figures *f)
@@ -234,7 +243,7 @@ static void print_case(block_way *way, uint64_t tokens, figures *f)
                 : "    hooks, a layer: %.2f calls of CUDA and NCCL, %.3f us inside them, %.3f us outside (%llu ns of "
                   "clock a call "
                   "taken off)\n",
-           f->calls, f->inside_us, f->outside_us, (unsigned long long)block_call_cost_ns());
+           f->calls, f->inside_us, f->outside_us, (unsigned long long)f->clock_ns);
 #endif
     print_bytes(way, f);
     fflush(stdout);

@@ -4,7 +4,7 @@
 # libnccl for all; then one table of medians, spreads and ratios. Every run has a deadline of 90 s; one that fails is reported
 # and made once more.
 #   --build DIR      the build with CUDA (build/cuda)
-#   --out DIR        results.jsonl, table.txt and log go there (a new folder in /tmp)
+#   --out DIR        results.jsonl, table.txt, step.svg and log go there (a new folder in /tmp)
 #   --world N        ranks; more than there are GPUs: all on the first one (2)
 #   --repeats N      how often each case runs in each mode (3)
 #   --minutes N      stop repeating in time to end within N minutes; the table says what was left out (no limit)
@@ -108,7 +108,10 @@ run_host() { # what the host pays: small layers, so that the GPU is never the li
 
 run_fused() {
     local keys="\"section\":\"fused\",\"mps\":\"off\",\"repeat\":1" way
-    for way in bare library; do run_bench "$keys" --mode "$way" --fused --tokens "${tokens%%,*}" --what both,compute; done
+    # The library's also draws a step.
+    for way in bare library; do
+        run_bench "$keys" --mode "$way" --fused --tokens "${tokens%%,*}" --what both,compute --timeline "$out/step.svg"
+    done
     # FSDP2 issues its collectives from one stream: does that explain its time for them alone?
     run_bench "$keys" --mode bare --one-lane --tokens "${tokens##*,}" --what comm
     run_bench "$keys" --mode bare --keep --tokens "$tokens" --what both,comm

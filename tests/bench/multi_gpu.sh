@@ -4,7 +4,7 @@
 # the collectives, the step by hand, through the library and under FSDP2, one communicator against two, windows and copy-engine
 # gathers, eager and captured, bytes against their prediction, GPT-2 1.5B. NVLink multicast stays off.
 #   --build DIR      the build with CUDA (build/cuda)
-#   --out DIR        results.jsonl, table.txt, tests.txt and log go there (a new folder in /tmp)
+#   --out DIR        results.jsonl, table.txt, tests.txt, step.svg and log go there (a new folder in /tmp)
 #   --gpus N         of this machine's GPUs (all)
 #   --minutes N      end within N minutes: repetitions, then whole sections are left out, and said to be (9)
 #   --repeats N      of the comparison (3)
@@ -126,7 +126,8 @@ run_variants() {
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,comm --mode "$way" --window
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,comm --mode "$way" --window --cta-zero
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both --mode "$way" --captured
-        run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,compute --mode "$way" --fused
+        run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,compute --mode "$way" --fused \
+            --timeline "$out/step.svg"
     done
 }
 

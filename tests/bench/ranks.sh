@@ -66,7 +66,10 @@ end_all() {
     local pid
     trap - EXIT INT TERM
     for pid in "${pids[@]}"; do kill -TERM -- "-$pid" 2>/dev/null; done
-    [ -z "$sleeper" ] || kill -KILL "$sleeper" 2>/dev/null
+    if [ -n "$sleeper" ]; then
+        kill -KILL "$sleeper" 2>/dev/null
+        wait "$sleeper" 2>/dev/null
+    fi
     gone 20 || true
     for pid in "${pids[@]}"; do kill -KILL -- "-$pid" 2>/dev/null; done
     gone 50 || echo "ranks.sh: a rank cannot be killed" >&2

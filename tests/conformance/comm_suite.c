@@ -338,7 +338,7 @@ static void an_operation_takes_at_least_its_time_on_the_link(void **state)
 
 static void open_again(member *r)
 {
-    for (int i = 0; i < N_OPEN; i++) {
+    for (int i = r->team->suite->loose ? N_OPEN - 1 : 0; i < N_OPEN; i++) {
         EXPECT_OK(enqueue(r, 0, 0, barrier));
         EXPECT_OK(enqueue(r, 1, 1, barrier));
         EXPECT_OK(rank_drain(r, 0));

@@ -30,5 +30,5 @@ extern "C" cudaError_t gpu_hold(cudaStream_t stream, const uint32_t *word)
 
 extern "C" cudaError_t gpu_store_nowhere(cudaStream_t stream)
 {
-    return launch(store_kernel, stream, reinterpret_cast<uint32_t *>(uintptr_t{1} << 40));
+    return launch(store_kernel, stream, reinterpret_cast<uint32_t *>(uintptr_t{64}));
 }

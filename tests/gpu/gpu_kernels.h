@@ -16,7 +16,7 @@ extern "C" {
 cudaError_t gpu_load_kernels(void);
 /* The stream stands until *word, pinned memory, is not 0. */
 cudaError_t gpu_hold(cudaStream_t stream, const uint32_t *word);
-/* A store to an address that there is not: it breaks the context of this process. */
+/* A store into the page of NULL, the one address at which CUDA maps nothing: it breaks the context of this process. */
 cudaError_t gpu_store_nowhere(cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -18,5 +18,7 @@ extern const toy_device *gpu_toy;
 bool gpu_toy_begin(const char *test, int n_args, char **args);
 /* toy_config_default on gpu_toy. */
 toy_config gpu_toy_config(uint32_t world);
+/* A CMocka setup: ends the program if a test hangs. A training begins with a communicator, which takes a second or so. */
+int gpu_toy_deadline(void **unused);
 
 #endif

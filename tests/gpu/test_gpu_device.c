@@ -324,7 +324,47 @@ static void streams_that_cannot_be_wrapped_are_refused(void **state)
     CUDA(cudaStreamDestroy(native));
 }
 
+/* With two GPUs: the other one's streams are refused, and calls leave the current one alone. */
+static void another_gpu_may_be_current_and_its_streams_are_refused(void **state)
+{
+    (void)state;
+    int n = 0, current = -1;
+    CUDA(cudaGetDeviceCount(&n));
+    if (n < 2) skip();
+    CUDA(cudaSetDevice(0));
+    fsdp_context *ctx = create_context(fsdp_cuda_backend());
+    fsdp_stream *s = NULL, *made = NULL;
+    CUDA(cudaSetDevice(1));
+    cudaStream_t native = create_native(cudaStreamNonBlocking);
+    assert_int_equal(fsdp_cuda_stream_wrap(ctx, native, "elsewhere", &s), FSDP_ERR_ARG);
+    assert_non_null(strstr(fsdp_last_error(), "it is a stream of GPU 1, the context's is GPU 0"));
+    DO(fsdp_stream_create(ctx, "here", &made));
+    DO(fsdp_stream_delay(made, 1000));
+    DO(fsdp_stream_drain_host(made, UINT64_MAX));
+    DO(fsdp_stream_release(made));
+    DO(fsdp_context_destroy(ctx));
+    CUDA(cudaGetDevice(&current));
+    assert_int_equal(current, 1);
+    CUDA(cudaStreamDestroy(native));
+    CUDA(cudaSetDevice(0));
+}
+
 /* ---- Memory ---- */
+
+/* Host memory that CUDA does not know can be copied, not filled; nothing is broken by asking. */
+static void a_fill_of_memory_that_is_not_the_gpus_is_refused(void **state)
+{
+    fixture *f = *state;
+    static char pageable[64];
+    fsdp_device_op op = {.kind = FSDP_OPERATION_FILL, .u.fill = {pageable, sizeof pageable, 1}};
+    int reads_all = 0; /* a GPU that reads and writes all of the host's memory fills it */
+    CUDA(cudaDeviceGetAttribute(&reads_all, cudaDevAttrPageableMemoryAccess, 0));
+    if (reads_all) skip();
+    assert_int_equal(f->ops->launch(f->dev, f->stream[0], &op, NULL), FSDP_ERR_ARG);
+    assert_non_null(strstr(fsdp_last_error(), "are no memory of the GPU, nor page-locked"));
+    DO(f->ops->check(f->dev));
+    CUDA(cudaPeekAtLastError());
+}
 
 static uint64_t free_bytes(void)
 {
@@ -448,6 +488,8 @@ int main(void)
         cmocka_unit_test(what_a_wrapped_stream_had_before_comes_first),
         cmocka_unit_test(blocking_streams_are_taken_with_a_warning),
         cmocka_unit_test(streams_that_cannot_be_wrapped_are_refused),
+        cmocka_unit_test(another_gpu_may_be_current_and_its_streams_are_refused),
+        ON_A_DEVICE(a_fill_of_memory_that_is_not_the_gpus_is_refused),
         cmocka_unit_test(what_is_counted_is_what_the_gpu_gave),
         cmocka_unit_test(an_error_of_the_gpu_is_told_by_its_name_and_stays),
     };

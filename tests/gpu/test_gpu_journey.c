@@ -82,7 +82,8 @@ static uint32_t make_trainings(uint32_t world, toy_config *configs)
         configs[i].jitter_seed = i;
         configs[i].shape.tied = i % 4 == 1;
     }
-    configs[1].grad_sum = false;
+    configs[1].grad_sum = false, configs[1].way = PROCESSES_BY_TCP;
+    configs[2].own_side = true;
     configs[2].micro_steps = 3, configs[2].accumulation = FSDP_ACCUMULATE_KEEP_FULL;
     configs[3].micro_steps = 2, configs[3].accumulation = FSDP_ACCUMULATE_REDUCE_EACH;
     compute_in(&configs[4], FSDP_DTYPE_BF16, FSDP_DTYPE_BF16, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32);
@@ -306,7 +307,7 @@ int main(int n_args, char **args)
 {
     if (!gpu_toy_begin("test_gpu_journey", n_args, args)) return 77;
     if (n_args > 1 && strcmp(args[n_args - 1], "rank") == 0) return run_rank();
-#define JOURNEY(name) cmocka_unit_test_setup_teardown(name, toy_deadline, free_results)
+#define JOURNEY(name) cmocka_unit_test_setup_teardown(name, gpu_toy_deadline, free_results)
     const struct CMUnitTest tests[] = {
         JOURNEY(one_rank_is_a_plain_loop),
         JOURNEY(two_ranks_are_a_plain_loop),

@@ -55,7 +55,11 @@ static int fill_with_one(void *arg, const fsdp_param_range *range, void *dst)
 static bool open_model(actor *a)
 {
     const uint64_t elems = ELEMS; /* of all units */
-    MUST(fsdp_model_create(a->ctx, NULL, &a->model));
+    fsdp_model_config config = FSDP_MODEL_CONFIG_INIT;
+    config.depth =
+        0; /* a prefetch that comes to nothing would be one gather more on the odd rank: that hangs, and is the
+                         watchdog's to find */
+    MUST(fsdp_model_create(a->ctx, &config, &a->model));
     for (int i = 0; i < UNITS; i++) {
         char name[16];
         fsdp_unit_config unit = FSDP_UNIT_CONFIG_INIT;

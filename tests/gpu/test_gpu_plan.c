@@ -119,6 +119,13 @@ static fsdp_status device_free(toy *t, uint64_t *out_bytes)
     return FSDP_OK;
 }
 
+/* Exactly, but for page tables of the driver's own: two pages. */
+static bool lost_about(uint64_t before, uint64_t after, uint64_t bytes)
+{
+    uint64_t lost = before - after;
+    return gpu_toy != &gpu_toy_device || (before >= after && lost >= bytes && lost - bytes <= 2 * 2097152);
+}
+
 static fsdp_status empty_step(toy *t, fsdp_model *model, fsdp_unit *const *units, uint32_t n, fsdp_adamw *opt)
 {
     fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
@@ -166,14 +173,15 @@ static fsdp_status count_a_second_model(toy *t)
     TOY_TRY(fsdp_context_counters(t->ctx, &sealed));
     if ((status = device_free(t, &free_sealed)) != FSDP_OK) return status;
     TOY_CHECK(sealed.device_bytes - before.device_bytes == predicted.total);
-    if (gpu_toy == &gpu_toy_device) TOY_CHECK(free_before - free_sealed == predicted.total);
+    TOY_CHECK(lost_about(free_before, free_sealed, predicted.total));
     for (int i = 0; i < 3 && status == FSDP_OK; i++) status = empty_step(t, model, units, UNITS, opt);
     if (status != FSDP_OK || (status = device_free(t, &free_after)) != FSDP_OK) return status;
-    TOY_CHECK(free_after == free_sealed);
+    TOY_TRY(fsdp_context_counters(t->ctx, &after));
+    TOY_CHECK(after.allocations == sealed.allocations && lost_about(free_sealed, free_after, 0));
     TOY_TRY(fsdp_model_destroy(model));
     TOY_TRY(fsdp_context_counters(t->ctx, &after));
     if ((status = device_free(t, &free_after)) != FSDP_OK) return status;
-    TOY_CHECK(after.device_bytes == before.device_bytes && free_after == free_before);
+    TOY_CHECK(after.device_bytes == before.device_bytes && lost_about(free_before, free_after, 0));
     return FSDP_OK;
 }
 
@@ -207,9 +215,10 @@ static void orders_nobody_announced_are_the_same_orders_announced(void **unused)
     (void)unused;
     static toy_config configs[4 * DETOURS];
     for (uint32_t world = 1; world <= 2; world++) {
-        uint32_t n = 0;
+        uint32_t n = 0, each = world == 1 ? 4 : 2;
         for (uint32_t i = 0; i < DETOURS; i++) {
-            for (uint32_t k = 0; k < 4; k++, n++) { /* depths 1 and 2, announced and not */
+            for (uint32_t k = 0; k < 4;
+                 k += world == 1 ? 1 : 3, n++) { /* depths 1 and 2, announced and not; two of these */
                 toy_config *c = &configs[n];
                 toy_shape shape;
                 *c = gpu_toy_config(world);
@@ -218,7 +227,7 @@ static void orders_nobody_announced_are_the_same_orders_announced(void **unused)
                 c->depth = 1 + k / 2;
                 c->prefetch_bytes = k == 3 ? 20000 : 0;
                 c->debug = FSDP_DEBUG_POISON;
-                c->jitter_ns = k == 1 ? 30000 : 0;
+                c->jitter_ns = k % 2 ? 30000 : 0;
                 c->accumulation = detours[i].twice ? FSDP_ACCUMULATE_REDUCE_EACH : FSDP_ACCUMULATE_NONE;
                 c->micro_steps = detours[i].twice ? 2 : 1;
                 toy_shape_make(&c->shape, &shape);
@@ -227,8 +236,8 @@ static void orders_nobody_announced_are_the_same_orders_announced(void **unused)
         }
         run_each(configs, n, NULL, results);
         for (uint32_t k = 0; k < n; k++) {
-            TOY_CASE("world %u, order %u, run %u:", world, k / 4, k % 4);
-            toy_assert_same(&results[k * world], &results[k / 4 * 4 * world]);
+            TOY_CASE("world %u, order %u, run %u:", world, k / each, k % each);
+            toy_assert_same(&results[k * world], &results[k / each * each * world]);
             if (k % 2 == 0) assert_int_equal(results[k * world].stats.off_plan_hooks, 0);
             else assert_true(results[k * world].stats.off_plan_hooks > 0);
         }
@@ -361,7 +370,7 @@ static void values_come_back_as_they_were_set(void **unused)
 int main(int n_args, char **args)
 {
     if (!gpu_toy_begin("test_gpu_plan", n_args, args)) return 77;
-#define PLAN(name) cmocka_unit_test_setup_teardown(name, toy_deadline, free_results)
+#define PLAN(name) cmocka_unit_test_setup_teardown(name, gpu_toy_deadline, free_results)
     const struct CMUnitTest tests[] = {
         PLAN(places_and_bytes_are_those_of_sim),
         PLAN(the_gpu_loses_what_was_predicted_and_has_it_back),

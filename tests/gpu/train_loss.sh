@@ -5,9 +5,12 @@
 # 77 if there is no GPU.
 set -euo pipefail
 gpt=$1
+# shellcheck source=tests/gpu/losses.sh
+. "$(dirname "$0")/losses.sh"
 nvidia-smi -L >/dev/null 2>&1 || { echo "no GPU here: skipped"; exit 77; }
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+host=""
+trap '[ -z "$host" ] || kill "$host" 2>/dev/null || true; rm -rf "$folder"' EXIT
 train=(--data "$(dirname "$0")/../../docs" --steps 200 --layers 4 --dim 128 --heads 4 --context 64 --batch 16 --ranks 1 --quiet)
 
 "$gpt" "${train[@]}" --losses "$folder/host" >"$folder/host.out" &
@@ -17,24 +20,10 @@ host=$!
 "$gpt" "${train[@]}" --device cuda --micro-steps 4 --batch 4 --accumulate keep --losses "$folder/keep" >/dev/null
 "$gpt" "${train[@]}" --device cuda --micro-steps 4 --batch 4 --accumulate each --losses "$folder/each" >/dev/null
 wait "$host" || { cat "$folder/host.out"; exit 1; }
+host=""
 
-compare() { # compare NAME FILE FILE MOST: the worst relative difference of two runs' losses, in percent
-    awk -v name="$1" -v most="$4" '
-        function value(hex,   mantissa, exponent, digits, i, v) { # awk reads no hexadecimal floats: 0x1.8p+1
-            split(hex, mantissa, "p")
-            exponent = mantissa[2]
-            digits = substr(mantissa[1], 5)
-            v = substr(mantissa[1], 3, 1)
-            for (i = 1; i <= length(digits); i++) v += (index("0123456789abcdef", substr(digits, i, 1)) - 1) / 16 ^ i
-            return v * 2 ^ exponent
-        }
-        FNR == NR { first[FNR] = value($1); n = FNR; next }
-        { off = value($1) / first[FNR] - 1; if (off < 0) off = -off; if (off > worst) { worst = off; at = FNR }
-          sum += value($1); count = FNR }
-        END { printf "%s: %d steps, worst difference %.3f %% in step %d, mean loss %.4f\n", name, count, 100 * worst, at, sum / count
-              exit !(n == 200 && count == 200 && 100 * worst < most) }' "$2" "$3"
-}
 compare "cuda against host" "$folder/host" "$folder/cuda" 1
 compare "cuda, 4 micro-steps kept, against one" "$folder/cuda" "$folder/keep" 1
 compare "cuda, 4 micro-steps each reduced, against one" "$folder/cuda" "$folder/each" 1
-cmp "$folder/cuda" "$folder/plain" && echo "cuda without the library: the same losses, to the last bit"
+cmp "$folder/cuda" "$folder/plain"
+echo "cuda without the library: the same losses, to the last bit"

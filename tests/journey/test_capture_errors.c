@@ -22,14 +22,18 @@ typedef struct alone {
     fsdp_capture *capture;
 } alone;
 
-#define OK(call) \
-    do { if ((call) != FSDP_OK) fail_msg("%s: %s", #call, fsdp_last_error()); } while (0)
+#define OK(call)                                                             \
+    do {                                                                     \
+        if ((call) != FSDP_OK) fail_msg("%s: %s", #call, fsdp_last_error()); \
+    } while (0)
 #define REFUSED(call, code, words) assert_refused((call), (code), (words), #call)
 
 static void assert_refused(fsdp_status status, fsdp_status code, const char *words, const char *call)
 {
-    if (status != code) fail_msg("%s: %s, expected %s: %s", call, fsdp_status_name(status), fsdp_status_name(code), fsdp_last_error());
-    if (strstr(fsdp_last_error(), words) == NULL) fail_msg("%s: \"%s\" does not say \"%s\"", call, fsdp_last_error(), words);
+    if (status != code)
+        fail_msg("%s: %s, expected %s: %s", call, fsdp_status_name(status), fsdp_status_name(code), fsdp_last_error());
+    if (strstr(fsdp_last_error(), words) == NULL)
+        fail_msg("%s: \"%s\" does not say \"%s\"", call, fsdp_last_error(), words);
 }
 
 static void open_alone(alone *a, const captured_config *config, uint32_t debug)
@@ -131,7 +135,8 @@ static void a_backend_without_graphs_says_so(void **unused)
         c.backend = backends[k];
         OK(fsdp_context_create(&c, &ctx));
         OK(fsdp_stream_create(ctx, "compute", &s));
-        REFUSED(fsdp_capture_begin(ctx, s), FSDP_ERR_UNSUPPORTED, k == 0 ? "the host backend has no graphs" : "the sim backend");
+        REFUSED(fsdp_capture_begin(ctx, s), FSDP_ERR_UNSUPPORTED,
+                k == 0 ? "the host backend has no graphs" : "the sim backend");
         OK(fsdp_stream_release(s));
         OK(fsdp_context_destroy(ctx));
     }
@@ -141,6 +146,20 @@ static int never(void *arg, const fsdp_param_range *range, void *dst)
 {
     (void)arg, (void)range, (void)dst;
     return 1;
+}
+
+static void refuse_host_calls(alone *a, fsdp_event *before, fsdp_work *work)
+{
+    bool done;
+    REFUSED(fsdp_stream_drain_host(a->t.s, 1), FSDP_ERR_STATE, "fsdp_stream_drain_host: a capture is on");
+    REFUSED(fsdp_event_is_done(before, &done), FSDP_ERR_STATE, "fsdp_event_is_done: a capture is on");
+    REFUSED(fsdp_event_wait_host(before, 1), FSDP_ERR_STATE, "fsdp_event_wait_host: a capture is on");
+    REFUSED(fsdp_work_is_done(work, &done), FSDP_ERR_STATE, "fsdp_work_is_done: a capture is on");
+    REFUSED(fsdp_work_wait_host(work, 1), FSDP_ERR_STATE, "fsdp_work_wait_host: a capture is on");
+    double sum = 1.0;
+    REFUSED(fsdp_sum_host(a->ctx, &sum, 1), FSDP_ERR_STATE, "fsdp_sum_host: a capture is on");
+    REFUSED(fsdp_barrier_host(a->ctx), FSDP_ERR_STATE, "fsdp_barrier_host: a capture is on");
+    REFUSED(fsdp_broadcast_host(a->ctx, &sum, 8, 0), FSDP_ERR_STATE, "fsdp_broadcast_host: a capture is on");
 }
 
 static void what_cannot_be_inside_is_refused_by_name(void **unused)
@@ -172,28 +191,23 @@ static void what_cannot_be_inside_is_refused_by_name(void **unused)
     REFUSED(fsdp_model_create(a.ctx, NULL, &made), FSDP_ERR_STATE, "fsdp_model_create: a capture is on");
     REFUSED(fsdp_model_seal(sealed_later), FSDP_ERR_STATE, "fsdp_model_seal: a capture is on");
     REFUSED(fsdp_model_destroy(sealed_later), FSDP_ERR_STATE, "fsdp_model_destroy: a capture is on");
-    REFUSED(fsdp_model_fill(a.t.model, never, NULL, FSDP_DTYPE_FP32), FSDP_ERR_STATE, "fsdp_model_fill: a capture is on");
+    REFUSED(fsdp_model_fill(a.t.model, never, NULL, FSDP_DTYPE_FP32), FSDP_ERR_STATE,
+            "fsdp_model_fill: a capture is on");
     REFUSED(fsdp_param_set(a.t.slim[0], &value, FSDP_DTYPE_FP32), FSDP_ERR_STATE, "fsdp_param_set: a capture is on");
-    REFUSED(fsdp_param_get(a.t.slim[0], FSDP_VALUE_MASTER, &value, FSDP_DTYPE_FP32), FSDP_ERR_STATE, "fsdp_param_get: a capture");
+    REFUSED(fsdp_param_get(a.t.slim[0], FSDP_VALUE_MASTER, &value, FSDP_DTYPE_FP32), FSDP_ERR_STATE,
+            "fsdp_param_get: a capture");
     REFUSED(fsdp_model_hash(a.t.model, &hash), FSDP_ERR_STATE, "fsdp_model_hash: a capture is on");
     REFUSED(fsdp_pass_abort(a.t.model, a.t.s), FSDP_ERR_STATE, "fsdp_pass_abort: a capture is on");
     REFUSED(fsdp_step_report_get(a.t.model, 1, 1, &report), FSDP_ERR_STATE, "fsdp_step_report_get: a capture is on");
     REFUSED(fsdp_stream_create(a.ctx, "late", &stream), FSDP_ERR_STATE, "a capture is on");
     REFUSED(fsdp_stream_release(a.t.second), FSDP_ERR_STATE, "fsdp_stream_release: a capture is on");
-    REFUSED(fsdp_stream_drain_host(a.t.s, 1), FSDP_ERR_STATE, "fsdp_stream_drain_host: a capture is on");
-    REFUSED(fsdp_event_is_done(before, &done), FSDP_ERR_STATE, "fsdp_event_is_done: a capture is on");
-    REFUSED(fsdp_event_wait_host(before, 1), FSDP_ERR_STATE, "fsdp_event_wait_host: a capture is on");
-    REFUSED(fsdp_work_is_done(work, &done), FSDP_ERR_STATE, "fsdp_work_is_done: a capture is on");
-    REFUSED(fsdp_work_wait_host(work, 1), FSDP_ERR_STATE, "fsdp_work_wait_host: a capture is on");
-    double sum = 1.0;
-    REFUSED(fsdp_sum_host(a.ctx, &sum, 1), FSDP_ERR_STATE, "fsdp_sum_host: a capture is on");
-    REFUSED(fsdp_barrier_host(a.ctx), FSDP_ERR_STATE, "fsdp_barrier_host: a capture is on");
-    REFUSED(fsdp_broadcast_host(a.ctx, &sum, 8, 0), FSDP_ERR_STATE, "fsdp_broadcast_host: a capture is on");
+    refuse_host_calls(&a, before, work);
     REFUSED(fsdp_trace_start(a.ctx, 10, &trace), FSDP_ERR_STATE, "fsdp_trace_start: a capture is on");
     REFUSED(fsdp_allocator_create(a.ctx, NULL, &allocator), FSDP_ERR_STATE, "fsdp_allocator_create: a capture is on");
     REFUSED(fsdp_allocator_destroy(a.t.allocator), FSDP_ERR_STATE, "fsdp_allocator_destroy: a capture is on");
     REFUSED(fsdp_allocator_trim_host(a.t.allocator), FSDP_ERR_STATE, "fsdp_allocator_trim_host: a capture is on");
-    REFUSED(fsdp_allocator_alloc(a.t.allocator, 1u << 24, a.t.s, "big", &ptr), FSDP_ERR_STATE, "allocator allocator: no room");
+    REFUSED(fsdp_allocator_alloc(a.t.allocator, 1u << 24, a.t.s, "big", &ptr), FSDP_ERR_STATE,
+            "allocator allocator: no room");
     REFUSED(fsdp_pinned_alloc(a.ctx, 64, &ptr), FSDP_ERR_STATE, "fsdp_pinned_alloc: a capture is on");
     REFUSED(fsdp_pinned_free(a.ctx, a.t.pinned), FSDP_ERR_STATE, "fsdp_pinned_free: a capture is on");
     /* Waits for what was before change nothing; an event of inside is one of the graph's. */
@@ -202,7 +216,8 @@ static void what_cannot_be_inside_is_refused_by_name(void **unused)
     OK(fsdp_stream_wait_stream(a.t.second, a.t.s));
     OK(fsdp_event_record(inside, a.t.second));
     OK(fsdp_stream_wait_event(a.t.s, inside));
-    REFUSED(fsdp_capture_end(a.ctx, a.t.second, &a.capture), FSDP_ERR_STATE, "the capture is on stream compute, not second");
+    REFUSED(fsdp_capture_end(a.ctx, a.t.second, &a.capture), FSDP_ERR_STATE,
+            "the capture is on stream compute, not second");
     fsdp_adamw_args args = FSDP_ADAMW_ARGS_INIT;
     OK(captured_step(&a.t, &args));
     OK(fsdp_capture_end(a.ctx, a.t.s, &a.capture));
@@ -236,7 +251,8 @@ static void a_capture_that_ends_elsewhere_is_refused_and_forgotten(void **unused
         fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
         fsdp_view view = FSDP_VIEW_INIT;
         uint64_t before, after;
-        static const char *const words[] = {"unit h0", "unit h0", "unit h1 is open", "an update is due", "allocator allocator"};
+        static const char *const words[] = {"unit h0", "unit h0", "unit h1 is open", "an update is due",
+                                            "allocator allocator"};
         if (k >= 2) eager(&a);
         OK(fsdp_model_hash(a.t.model, &before));
         OK(fsdp_capture_begin(a.ctx, a.t.s));
@@ -293,7 +309,8 @@ static void a_replay_in_another_state_is_refused(void **unused)
     OK(fsdp_pass_begin(a.t.model, &pass, a.t.s));
     REFUSED(fsdp_replay(a.capture, 1, args, a.t.s), FSDP_ERR_STATE, "a pass is begun");
     OK(fsdp_pass_abort(a.t.model, a.t.s));
-    REFUSED(fsdp_replay(a.capture, 1, args, a.t.s), FSDP_ERR_STATE, "unit h0 of model model is not gathered now and was gathered");
+    REFUSED(fsdp_replay(a.capture, 1, args, a.t.s), FSDP_ERR_STATE,
+            "unit h0 of model model is not gathered now and was gathered");
     eager(&a);
     /* Blocks that came since may have the bytes of what the capture took for itself. */
     void *block;
@@ -301,7 +318,8 @@ static void a_replay_in_another_state_is_refused(void **unused)
     REFUSED(fsdp_replay(a.capture, 1, args, a.t.s), FSDP_ERR_STATE, "allocator allocator");
     OK(fsdp_allocator_free(a.t.allocator, block));
     OK(fsdp_replay(a.capture, 1, args, a.t.s));
-    REFUSED(fsdp_replayed(a.capture, a.t.second), FSDP_ERR_ARG, "another stream than second");
+    REFUSED(fsdp_replay(a.capture, 1, args, a.t.s), FSDP_ERR_STATE, "a replay on stream compute is not ended");
+    REFUSED(fsdp_replayed(a.capture, a.t.second), FSDP_ERR_ARG, "was called for stream compute, not second");
     REFUSED(fsdp_capture_begin(a.ctx, a.t.s), FSDP_ERR_STATE, "call fsdp_replayed");
     OK(graphs_launch(a.graph, a.t.s));
     OK(fsdp_replayed(a.capture, a.t.s));
@@ -399,7 +417,8 @@ static void an_allocator_that_goes_takes_its_captures_along(void **unused)
     OK(fsdp_allocator_trim_host(a.t.allocator)); /* which gave nothing to the capture */
     replay(&a);
     OK(fsdp_allocator_trim_host(own));
-    REFUSED(fsdp_replay(a.capture, 1, &args, a.t.s), FSDP_ERR_STATE, "allocator allocator, whose blocks it uses, was trimmed");
+    REFUSED(fsdp_replay(a.capture, 1, &args, a.t.s), FSDP_ERR_STATE,
+            "allocator allocator, whose blocks it uses, was trimmed");
     OK(fsdp_allocator_destroy(own));
     close_alone(&a);
 }

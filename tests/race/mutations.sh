@@ -3,16 +3,19 @@
 # mutations.sh [--jobs N] [--doc | --check] [MUTANT…]: switch on every bug of lib/mutate.h and see that the tests notice.
 #   --doc    also write the table into docs/allocator.md
 #   --check  only whether that page lists the bugs there are; nothing is built
-# Each program below runs once without a bug, when it must pass, and once with each. A bug counts as caught when a test failed
-# and said so: neither a crash nor a deadline is enough, though both are told. Last line: "caught N of M"; fails unless N = M.
+# Each program below runs once without a bug, when it must pass, and with each bug; but the slow ones, unless for --doc, only with
+# those that the others have not caught. A bug counts as caught when a test failed and said so: neither a crash nor a deadline is
+# enough, though both are told. Last line: "caught N of M"; fails unless N = M.
 # What the programs said is kept in build/mutations/runs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 # Programs of which a race test also says which of its judges saw the bug; then those that see what follows from it.
 race_tests=(test_alloc_race test_step_race)
-other_tests=(test_alloc test_clock test_alloc_ranges test_allocator_example test_counts test_step_table test_formula test_parity
-    test_passes)
+quick_tests=(test_clock test_alloc_ranges test_allocator_example test_counts test_step_table test_formula
+    test_capture test_capture_errors)
+slow_tests=(test_alloc test_parity test_passes)
+other_tests=("${quick_tests[@]}" "${slow_tests[@]}")
 export options_test_step_race=--quick
 export deadline=120 # seconds; the slowest takes a few
 export runs=$PWD/build/mutations/runs programs=$PWD/build/mutations/tests
@@ -46,10 +49,10 @@ run_one() { # run_one PROGRAM MUTANT; "none": without. Leaves PROGRAM.log and PR
 }
 export -f run_one
 
-run_all() { # run_all MUTANT…
+run_all() { # run_all MUTANT…: with each of ${programs_to_run[@]}
     local mutant program
     for mutant; do mkdir -p "$runs/$mutant"; done
-    for program in "${other_tests[@]}" "${race_tests[@]}"; do
+    for program in "${programs_to_run[@]}"; do
         for mutant; do printf '%s %s\n' "$program" "$mutant"; done
     done | xargs -P "$jobs" -n 2 bash -c 'run_one "$@"' _
 }
@@ -65,6 +68,7 @@ judges_in() {
 # How PROGRAM took MUTANT: nothing if it passed. Status 0 if a test failed and said so.
 verdict() { # verdict PROGRAM MUTANT
     local log=$runs/$2/$1.log status n how
+    [ -e "$runs/$2/$1.status" ] || return 1 # it did not run
     status=$(cat "$runs/$2/$1.status")
     [ "$status" != 0 ] || return 1
     n=$(failed_tests "$log")
@@ -120,6 +124,7 @@ if ! { cmake --preset mutations && cmake --build --preset mutations -j "$jobs" -
 fi
 
 rm -rf "$runs"
+programs_to_run=("${slow_tests[@]}" "${race_tests[@]}" "${quick_tests[@]}")
 run_all none
 for program in "${race_tests[@]}" "${other_tests[@]}"; do
     [ "$(cat "$runs/none/$program.status")" = 0 ] && continue
@@ -127,7 +132,17 @@ for program in "${race_tests[@]}" "${other_tests[@]}"; do
     echo "$program fails without any bug: it can judge none"
     exit 1
 done
-run_all "${names[@]}"
+left=("${names[@]}")
+if [ "$doc" = 0 ]; then
+    programs_to_run=("${race_tests[@]}" "${quick_tests[@]}")
+    run_all "${names[@]}"
+    left=()
+    for name in "${names[@]}"; do
+        verdicts "$name" "${programs_to_run[@]}" >/dev/null || left+=("$name")
+    done
+    programs_to_run=("${slow_tests[@]}")
+fi
+[ "${#left[@]}" = 0 ] || run_all "${left[@]}"
 
 caught=0 rows=()
 for name in "${names[@]}"; do

@@ -7,10 +7,10 @@
 #include <string.h>
 #include <time.h>
 
-#define TRY(call)                                \
-    do {                                         \
-        fsdp_status try_ = (call);               \
-        if (try_ != FSDP_OK) return try_;        \
+#define TRY(call)                         \
+    do {                                  \
+        fsdp_status try_ = (call);        \
+        if (try_ != FSDP_OK) return try_; \
     } while (0)
 
 enum { BF16 = 2, BATCH = CAPTURED_SLIM * BF16 };
@@ -73,10 +73,13 @@ static fsdp_status open_memory(captured *t)
     TRY(fsdp_allocator_alloc(t->allocator, BATCH, t->s, "batch", &ptr));
     t->batch = ptr;
     for (uint32_t u = 0; u < CAPTURED_UNITS && !t->config.scratch; u++) TRY(take(t, u));
-    TRY(fsdp_pinned_alloc(t->ctx, CAPTURED_STEPS * BATCH, &t->pinned));
-    uint16_t *to = t->pinned; /* bf16 of ± 1 to 2, another for each step, rank and element */
+    TRY(fsdp_pinned_alloc(t->ctx, (CAPTURED_STEPS + CAPTURED_EVALS * CAPTURED_UNITS) * BATCH, &ptr));
+    t->pinned = ptr;
+    memset(ptr, 0, (CAPTURED_STEPS + CAPTURED_EVALS * CAPTURED_UNITS) * BATCH);
+    uint16_t *to = ptr; /* bf16 of ± 1 to 2, another for each step, rank and element */
     for (uint32_t i = 0; i < CAPTURED_STEPS * CAPTURED_SLIM; i++)
-        to[i] = (uint16_t)(0x3f80 | (i * 2654435761u >> 7 & 0x7f) | ((i + fsdp_context_rank(t->ctx)) % 3 == 0 ? 0x8000 : 0));
+        to[i] = (uint16_t)(0x3f80 | (i * 2654435761u >> 7 & 0x7f) |
+                           ((i + fsdp_context_rank(t->ctx)) % 3 == 0 ? 0x8000 : 0));
     return FSDP_OK;
 }
 
@@ -121,7 +124,7 @@ fsdp_adamw_args captured_args(uint64_t k)
 
 fsdp_status captured_batch(captured *t, fsdp_stream *s)
 {
-    return fsdp_stream_copy(s, t->batch, (char *)t->pinned + t->n_steps % CAPTURED_STEPS * BATCH, BATCH);
+    return fsdp_stream_copy(s, t->batch, t->pinned + t->n_steps % CAPTURED_STEPS * BATCH, BATCH);
 }
 
 static fsdp_status forward(captured *t, uint32_t u)
@@ -170,7 +173,8 @@ fsdp_status captured_step(captured *t, const fsdp_adamw_args *args)
     TRY(all_forward(t));
     TRY(all_backward(t));
     TRY(fsdp_pass_end(t->model, t->s));
-    TRY(fsdp_step_sum(t->model, 3, (const float *)(const void *)t->batch, t->s)); /* two bf16 as one fp32: any number will do */
+    TRY(fsdp_step_sum(t->model, 3, (const float *)(const void *)t->batch,
+                      t->s)); /* two bf16 as one fp32: any number will do */
     for (uint32_t u = 0; t->config.scratch && u < CAPTURED_UNITS; u++) TRY(give(t, u));
     return fsdp_adamw_step(t->opt, args, t->s);
 }
@@ -182,7 +186,12 @@ fsdp_status captured_eval(captured *t)
     TRY(fsdp_pass_begin(t->model, &pass, t->s));
     TRY(all_forward(t));
     TRY(fsdp_pass_end(t->model, t->s));
-    for (uint32_t u = 0; t->config.scratch && u < CAPTURED_UNITS; u++) TRY(give(t, u));
+    for (uint32_t u = 0; u < CAPTURED_UNITS; u++) {
+        uint64_t at = CAPTURED_STEPS + t->n_evals % CAPTURED_EVALS * CAPTURED_UNITS + u;
+        TRY(fsdp_stream_copy(t->s, t->pinned + at * BATCH, t->act[u], BATCH));
+        if (t->config.scratch) TRY(give(t, u));
+    }
+    t->n_evals++;
     return FSDP_OK;
 }
 
@@ -225,7 +234,10 @@ static fsdp_status eager_steps(run *r, uint32_t n)
     TRY(captured_batch(r->t, r->t->s));
     for (uint32_t i = 0; i < n; i++) {
         fsdp_adamw_args args = captured_args(r->t->n_steps + 1);
+        uint64_t begin = now_ns();
         TRY(captured_step(r->t, &args));
+        r->result->eager_ns += now_ns() - begin;
+        r->result->n_eager++;
         TRY(count_step(r));
     }
     return FSDP_OK;
@@ -287,6 +299,18 @@ static fsdp_status set_param(captured *t)
     return fsdp_param_set(t->slim[0], values, FSDP_DTYPE_FP32);
 }
 
+/* With scratch, so that nothing of the test's own orders the new stream. */
+static fsdp_status eval_on_new_stream(captured *t)
+{
+    fsdp_stream *s = t->s;
+    TRY(fsdp_stream_create(t->ctx, "new", &t->s));
+    fsdp_status status = captured_eval(t);
+    fsdp_stream *made = t->s;
+    t->s = s;
+    TRY(status);
+    return fsdp_stream_release(made);
+}
+
 static fsdp_status act(run *r, char what)
 {
     bool eager = r->graphs == NULL;
@@ -296,6 +320,7 @@ static fsdp_status act(run *r, char what)
     case 'R': return eager ? eager_steps(r, n_inside(r->t)) : replay(r);
     case 'r': return eager ? FSDP_OK : refused_replay(r);
     case 'V': return captured_eval(r->t);
+    case 'N': return eval_on_new_stream(r->t);
     case 'S': return set_param(r->t);
     default: r->on_second = !r->on_second; return FSDP_OK;
     }
@@ -316,11 +341,13 @@ static fsdp_status get_values(run *r)
             at += fsdp_param_elems(both[i]);
         }
     }
+    TRY(fsdp_stream_drain_host(t->s, timeout_ns));
+    memcpy(to->seen, t->pinned + CAPTURED_STEPS * BATCH, sizeof to->seen);
     to->n = t->n_steps;
     to->stats = (fsdp_model_stats)FSDP_MODEL_STATS_INIT;
     TRY(fsdp_model_stats_get(t->model, &to->stats));
     /* An eager step uses what an evaluation left gathered; a replay gathers all that the captured step did. */
-    if (strchr(t->config.script, 'V') != NULL) to->stats.gathers = 0;
+    if (strpbrk(t->config.script, "VN") != NULL) to->stats.gathers = 0;
     return FSDP_OK;
 }
 
@@ -334,6 +361,25 @@ static fsdp_status play(run *r)
     return FSDP_OK;
 }
 
+/* After an error: what still works is done, so that nothing is left. */
+static void give_up(run *r)
+{
+    captured *t = r->t;
+    fsdp_capture *on = NULL;
+    bool bad = fsdp_capture_end(t->ctx, t->s, &on) != FSDP_OK; /* if one is on */
+    fsdp_capture_destroy(on);
+    fsdp_capture_destroy(r->capture);
+    if (r->graph != NULL) r->graphs->destroy(r->graphs->arg, r->graph);
+    bad |= fsdp_model_destroy(t->model) != FSDP_OK;
+    for (uint32_t u = 0; u < CAPTURED_UNITS; u++) bad |= give(t, u) != FSDP_OK;
+    bad |= fsdp_allocator_free(t->allocator, t->batch) != FSDP_OK;
+    bad |= fsdp_allocator_destroy(t->allocator) != FSDP_OK;
+    bad |= fsdp_pinned_free(t->ctx, t->pinned) != FSDP_OK;
+    bad |= fsdp_stream_release(t->second) != FSDP_OK;
+    bad |= fsdp_stream_release(t->s) != FSDP_OK;
+    (void)bad;
+}
+
 fsdp_status captured_run(const captured_config *config, fsdp_context *ctx, const captured_graphs *graphs,
                          captured_result *result)
 {
@@ -342,7 +388,9 @@ fsdp_status captured_run(const captured_config *config, fsdp_context *ctx, const
     *result = (captured_result){.n = 0};
     fsdp_status status = captured_open(&t, config, ctx);
     if (status == FSDP_OK) status = play(&r);
-    if (status != FSDP_OK && result->why[0] == 0) snprintf(result->why, sizeof result->why, "%s", fsdp_last_error());
+    if (status == FSDP_OK) return status;
+    if (result->why[0] == 0) snprintf(result->why, sizeof result->why, "%s", fsdp_last_error());
+    give_up(&r);
     return status;
 }
 
@@ -352,18 +400,19 @@ const char *captured_difference(const captured_result *a, const captured_result 
     if (a->n != b->n) return "the number of steps";
     for (uint64_t i = 1; i <= a->n; i++) {
         const fsdp_step_report *x = &a->report[i], *y = &b->report[i];
-        const char *what = x->step != y->step || x->step != i            ? "step"
-                           : x->updates != y->updates                    ? "updates"
-                           : x->skipped != y->skipped                    ? "skipped"
-                           : memcmp(&x->lr, &y->lr, sizeof x->lr) != 0   ? "lr"
+        const char *what = x->step != y->step || x->step != i                                  ? "step"
+                           : x->updates != y->updates                                          ? "updates"
+                           : x->skipped != y->skipped                                          ? "skipped"
+                           : memcmp(&x->lr, &y->lr, sizeof x->lr) != 0                         ? "lr"
                            : memcmp(&x->grad_norm, &y->grad_norm, sizeof x->grad_norm) != 0    ? "grad_norm"
                            : memcmp(&x->clip_scale, &y->clip_scale, sizeof x->clip_scale) != 0 ? "clip_scale"
-                           : memcmp(x->sums, y->sums, sizeof x->sums) != 0 ? "sums"
-                                                                           : NULL;
+                           : memcmp(x->sums, y->sums, sizeof x->sums) != 0                     ? "sums"
+                                                                                               : NULL;
         if (what == NULL) continue;
         snprintf(text, sizeof text, "%s of the report of step %llu", what, (unsigned long long)i);
         return text;
     }
+    if (memcmp(a->seen, b->seen, sizeof a->seen) != 0) return "what evaluations read";
     if (memcmp(a->master, b->master, sizeof a->master) != 0) return "parameters";
     if (memcmp(a->m, b->m, sizeof a->m) != 0) return "the first moments";
     if (memcmp(a->v, b->v, sizeof a->v) != 0) return "the second moments";

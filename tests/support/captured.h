@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A small training whose compute is copies on the device, so that it runs, and can be captured, on any backend with data:
- * each unit's gradients are what another unit's parameters were in forward, and part of a batch. Scripts of eager steps, captures
+/* A small training whose compute is copies on the device, so that it runs, and can be captured, on any backend with data: each
+ * unit's gradients are what another unit's parameters were in forward, and part of a batch. Scripts of eager steps, captures
  * and replays; the same script with every replay as an eager step must end in the same bits. */
 #ifndef CAPTURED_H
 #define CAPTURED_H
@@ -12,7 +12,8 @@ enum {
     CAPTURED_WIDE = 700, /* elements of a unit's first parameter */
     CAPTURED_SLIM = 130, /* and of its second */
     CAPTURED_ELEMS = CAPTURED_UNITS * (CAPTURED_WIDE + CAPTURED_SLIM),
-    CAPTURED_STEPS = 64
+    CAPTURED_STEPS = 64,
+    CAPTURED_EVALS = 8
 };
 
 /* What the library leaves to its caller. begin … end: 0 is good. */
@@ -25,9 +26,9 @@ typedef struct captured_graphs {
 } captured_graphs;
 
 typedef struct captured_config {
-    const char *script; /* E: an eager step. C: capture. R: replay. V: an evaluation. S: a parameter is set, so that
-                         * what is gathered is stale. r: as R, and it must be refused (a reference run leaves it out).
-                         * 2: another compute stream replays from now on, or no longer */
+    const char *script; /* E: an eager step. C: capture. R: replay. V: an evaluation; N: one on a new stream. S: a
+                         * parameter is set, so that what is gathered is stale. r: as R, and it must be refused (a
+                         * reference run leaves it out). 2: another stream replays from now on, or no longer */
     uint32_t depth;
     uint32_t n_inside; /* steps in a capture; 0 is 1 */
     bool held;         /* the first unit is */
@@ -36,11 +37,13 @@ typedef struct captured_config {
 } captured_config;
 
 typedef struct captured_result {
-    uint64_t n; /* steps */
-    fsdp_step_report report[CAPTURED_STEPS + 1]; /* of step 1, 2, … */
+    uint64_t n;                                                   /* steps */
+    fsdp_step_report report[CAPTURED_STEPS + 1];                  /* of step 1, 2, … */
+    uint16_t seen[CAPTURED_EVALS][CAPTURED_UNITS][CAPTURED_SLIM]; /* what evaluations have read */
     float master[CAPTURED_ELEMS], m[CAPTURED_ELEMS], v[CAPTURED_ELEMS];
     fsdp_model_stats stats;
-    uint64_t replay_ns, n_replays; /* host time of fsdp_replay and fsdp_replayed, graph's launch left out */
+    uint64_t eager_ns, n_eager;    /* host time of eager steps: hooks and update */
+    uint64_t replay_ns, n_replays; /* and of fsdp_replay and fsdp_replayed, graph's launch left out */
     char why[1024];                /* the first error; "" */
 } captured_result;
 
@@ -62,8 +65,8 @@ typedef struct captured {
     fsdp_adamw *opt;
     fsdp_allocator *allocator;
     char *act[CAPTURED_UNITS], *side[CAPTURED_UNITS], *batch; /* bf16 */
-    void *pinned;                                             /* a batch a step */
-    uint64_t n_steps;
+    char *pinned;                                             /* a batch a step, then what evaluations have read */
+    uint64_t n_steps, n_evals;
 } captured;
 
 fsdp_status captured_open(captured *t, const captured_config *config, fsdp_context *ctx);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* See graphs.h. A graph is a list of nodes in host order, each on one of its branches: branch 0 is the stream that is captured, the
- * others are the streams that came in. clock[b][a] of a branch: how many of branch a's nodes come before what b gets next. */
+/* See graphs.h. A graph is a list of nodes in host order, each on one of its branches: branch 0 is the stream that is captured,
+ * the others are the streams that came in. clock[b][a]: how many of branch a's nodes come before what branch b gets next. */
 #include "graphs.h"
 
 #include <assert.h>
@@ -222,8 +222,10 @@ static void stream_destroy(void *dev, void *stream_)
 static fsdp_status stream_drain(void *dev, void *stream_, uint64_t timeout_ns)
 {
     graphs *g = dev;
-    if (g->on != NULL) return complain(g, "the host waits for a stream inside a capture");
-    return device_of(g)->stream_drain(g->dev, ((stream *)stream_)->inner, timeout_ns);
+    fsdp_status forbidden = g->on != NULL ? complain(g, "the host waits for a stream inside a capture") : FSDP_OK;
+    /* What ran before runs on, and its memory may go now. */
+    fsdp_status status = device_of(g)->stream_drain(g->dev, ((stream *)stream_)->inner, timeout_ns);
+    return forbidden != FSDP_OK ? forbidden : status;
 }
 
 static fsdp_status event_create(void *dev, void **out_event)

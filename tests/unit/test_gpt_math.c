@@ -466,6 +466,40 @@ static void counter_random_numbers_repeat_and_are_normal(void **state)
     assert_true(random_bits(3, 4, 5) != random_bits(3, 5, 4) && random_bits(3, 4, 5) != random_bits(4, 4, 5));
 }
 
+static void random_tokens_are_a_function_of_their_place(void **state)
+{
+    (void)state;
+    enum { T = 300, V = 50304 };
+    const data_set data = data_random(V);
+    int tokens[T], targets[T], again[T], others[T], rest[T];
+    data_sequence(&data, SEED, 5, 7, T, tokens, targets);
+    data_sequence(&data, SEED, 5, 7, T, again, rest);
+    data_sequence(&data, SEED, 5, 8, T, others, rest);
+    assert_memory_equal(tokens, again, sizeof tokens);
+    assert_memory_equal(tokens + 1, targets, (T - 1) * sizeof *tokens);
+    assert_true(memcmp(tokens, others, sizeof tokens) != 0);
+    int most = 0;
+    for (int t = 0; t < T; t++) {
+        assert_true(tokens[t] >= 0 && tokens[t] < V && targets[t] >= 0 && targets[t] < V);
+        most = tokens[t] > most ? tokens[t] : most;
+    }
+    assert_true(most > V / 2);
+}
+
+static void the_median_is_over_the_last_steps(void **state)
+{
+    (void)state;
+    step_clock clock = {.first = 1, .last = 100};
+    assert_true(isnan(job_median_ms(&clock)));
+    /* Steps of 9 s, then 20 whose lengths are 1 to 5 s: the slow ones are forgotten. */
+    double now_s = 0.0;
+    for (int step = 1; step <= 51; step++) {
+        now_s += step <= 31 ? 9.0 : 1 + step % 5;
+        clock.ends_s[clock.n_ends++ % (MEDIAN_STEPS + 1)] = now_s;
+    }
+    assert_true(fabs(job_median_ms(&clock) - 3000.0) < 1e-6);
+}
+
 int main(void)
 {
     alarm(60);
@@ -483,6 +517,8 @@ int main(void)
         cmocka_unit_test(every_sequence_of_a_step_is_taken_once_however_it_is_split),
         cmocka_unit_test(the_bigram_model_is_add_one_smoothed),
         cmocka_unit_test(counter_random_numbers_repeat_and_are_normal),
+        cmocka_unit_test(random_tokens_are_a_function_of_their_place),
+        cmocka_unit_test(the_median_is_over_the_last_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

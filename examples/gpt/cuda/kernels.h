@@ -121,6 +121,9 @@ typedef struct gpt_cross_entropy_args {
     int rows, vocab, stride;
 } gpt_cross_entropy_args;
 
+/* The largest vocabulary whose row of logits fits into the current device's shared memory; at most GPT_MOST_VOCAB. */
+cudaError_t gpt_most_vocab(int *out_vocab);
+
 cudaError_t gpt_cross_entropy(cudaStream_t stream, const gpt_cross_entropy_args *args);
 
 /* ---- kernels_small.cu ---- */

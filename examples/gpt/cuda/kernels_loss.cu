@@ -88,7 +88,29 @@ cudaError_t gpt_cross_entropy(cudaStream_t stream, const gpt_cross_entropy_args 
     return cudaGetLastError();
 }
 
+/* A row of logits, and what the kernel has of its own. */
+static cudaError_t most_shared(int *out_bytes)
+{
+    int device, bytes = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    *out_bytes = bytes - 1024 < GPT_MOST_VOCAB * 2 ? bytes - 1024 : GPT_MOST_VOCAB * 2;
+    return error;
+}
+
+cudaError_t gpt_most_vocab(int *out_vocab)
+{
+    int bytes;
+    const cudaError_t error = most_shared(&bytes);
+    *out_vocab = bytes / 2 / 128 * 128; /* rows are padded to 128 columns */
+    return error;
+}
+
 cudaError_t gpt_loss_kernels_load(void)
 {
-    return cudaFuncSetAttribute(cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, GPT_MOST_VOCAB * 2);
+    int bytes;
+    const cudaError_t error = most_shared(&bytes);
+    return error != cudaSuccess
+               ? error
+               : cudaFuncSetAttribute(cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }

@@ -3,7 +3,7 @@
  * registers, and a column's weights and sums belong to one thread. */
 #include "kernels.cuh"
 
-enum { FORWARD_BLOCKS = 2048, MOST_THREADS = 512 };
+enum { FORWARD_BLOCKS = 8192, MOST_THREADS = 512 };
 
 static __global__ void __launch_bounds__(MOST_THREADS) norm_forward(const gpt_norm_forward_args a)
 {

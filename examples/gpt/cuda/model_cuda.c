@@ -65,8 +65,11 @@ static bool check_shape(const gpt_shape *shape, problem *why)
             head);
     if (shape->dim > GPT_MOST_CHANNELS)
         return problem_set(why, "--device cuda: --dim %d is more than %d", shape->dim, GPT_MOST_CHANNELS);
-    if (shape->vocab > GPT_MOST_VOCAB)
-        return problem_set(why, "--device cuda: --vocab %d is more than %d", shape->vocab, GPT_MOST_VOCAB);
+    int most = 0;
+    CUDA_TRY(gpt_most_vocab(&most), why);
+    if (shape->vocab > most)
+        return problem_set(why, "--device cuda: --vocab %d is more than the %d that this GPU's shared memory holds",
+                           shape->vocab, most);
     return true;
 }
 
@@ -102,7 +105,7 @@ bool gpt_cuda_create(gpt_cuda *c, const gpt_shape *shape, bool recompute, bool t
     CUDA_TRY(gpt_kernels_init(), why);
     CUDA_TRY(gpt_attention_init(), why);
     return gpt_products_open(&c->products, why) && gpt_cuda_plan(c, shape->batch * shape->context, true, why) &&
-           (!text || gpt_cuda_plan(c, shape->context, false, why));
+           (!text || gpt_cuda_plan(c, shape->context, false, why)) && gpt_products_warm(&c->products, stream, why);
 }
 
 void gpt_cuda_destroy(gpt_cuda *c)

@@ -158,16 +158,15 @@ static gpt_product_shape unfused(const gpt_product_shape *shape)
     return s;
 }
 
+/* Where cuBLASLt has no fused GELU for one shape, all go without: so each is prepared both ways. */
 bool gpt_products_plan(gpt_products *p, const gpt_product_shape *shape, problem *why)
 {
     const bool gelu = shape->kind == GPT_LINEAR_GELU || shape->kind == GPT_INPUT_GELU;
-    problem no_gelu = {""};
-    if (gelu && !p->no_fused_gelu) {
-        if (plan_one(p, shape, &no_gelu)) return true;
-        p->no_fused_gelu = true;
-    }
     const gpt_product_shape bare = unfused(shape);
-    return plan_one(p, &bare, why);
+    problem no_gelu = {""};
+    if (!plan_one(p, &bare, why)) return false;
+    if (gelu && !p->no_fused_gelu && !plan_one(p, shape, &no_gelu)) p->no_fused_gelu = true;
+    return true;
 }
 
 static bool point(const gpt_product *plan, const gpt_product_arrays *arrays, problem *why)
@@ -210,4 +209,41 @@ bool gpt_products_run(const gpt_products *p, const gpt_product_shape *shape, con
     const cudaError_t error = linear ? gpt_gelu_forward(stream, arrays->out, arrays->aux, n)
                                      : gpt_gelu_backward(stream, arrays->out, arrays->aux, n);
     return error == cudaSuccess || problem_set(why, "GELU: %s", cudaGetErrorString(error));
+}
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* One product of nothing but zeros. */
+static bool warm_one(const gpt_products *p, const gpt_product_shape *s, cudaStream_t stream, problem *why)
+{
+    const size_t R = (size_t)s->rows, I = (size_t)s->n_in, O = (size_t)s->n_out, wide = R * (size_t)s->stride;
+    const bool gelu = s->kind == GPT_LINEAR_GELU || s->kind == GPT_INPUT_GELU;
+    const size_t sizes[] = {
+        2 * R * I, 2 * wide, 4 * O * I, larger(4 * O * I, 2 * larger(R * I, wide)), gelu ? 2 * larger(R * I, wide) : 0,
+        2 * O};
+    size_t at[7] = {0};
+    char *memory = NULL;
+    for (int i = 0; i < 6; i++) at[i + 1] = at[i] + (sizes[i] + 255) / 256 * 256;
+    if (cudaMalloc((void **)&memory, at[6]) != cudaSuccess) {
+        (void)cudaGetLastError(); /* there is no room beside the rest: then the first real product loads the kernel */
+        return true;
+    }
+    const gpt_product_arrays arrays = {.x = memory + at[0],
+                                       .dout = memory + at[1],
+                                       .w = memory + at[2],
+                                       .out = memory + at[3],
+                                       .aux = memory + at[4],
+                                       .bias = memory + at[5]};
+    bool ok = cudaMemsetAsync(memory, 0, at[6], stream) == cudaSuccess && multiply(p, s, &arrays, stream, why);
+    const cudaError_t error = cudaStreamSynchronize(stream);
+    cudaFree(memory);
+    if (error != cudaSuccess) ok = problem_set(why, "a first product: %s", cudaGetErrorString(error));
+    return ok;
+}
+
+bool gpt_products_warm(const gpt_products *p, cudaStream_t stream, problem *why)
+{
+    for (int i = 0; i < p->n_plans; i++)
+        if (!warm_one(p, &p->plans[i].shape, stream, why)) return false;
+    return true;
 }

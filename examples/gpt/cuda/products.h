@@ -60,6 +60,10 @@ void gpt_products_close(gpt_products *p);
 /* Prepare a shape, if it is not yet. Not while a stream captures. */
 bool gpt_products_plan(gpt_products *p, const gpt_product_shape *shape, problem *why);
 
+/* Run every prepared shape once, in memory of its own that is given back, so that all kernels are loaded: a kernel that is
+ * loaded later may have to wait for others on the GPU, and cannot be loaded in a capture. Blocks the host. */
+bool gpt_products_warm(const gpt_products *p, cudaStream_t stream, problem *why);
+
 /* Enqueue a product of a shape that was prepared. */
 bool gpt_products_run(const gpt_products *p, const gpt_product_shape *shape, const gpt_product_arrays *arrays,
                       cudaStream_t stream, problem *why);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A CUDA program that uses the library from outside: it trains one weight for two steps on one GPU, with kernels of its own on a
- * stream of its own. Exits with 0; with 77 and the library's sentence where there is no GPU. */
+/* A CUDA program that uses the library from outside: it trains one weight for two steps on one GPU, with kernels of its own
+ * on a stream of its own. Exits with 0; with 77 and the library's sentence where there is no GPU. */
 #include <fsdp/cuda.h>
 #include <fsdp/fsdp.h>
 #include <fsdp/nccl.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Captures, as far as they are bytes, streams and time: who comes in, who joins, what a replay comes after and before.
  * [Note: Capture] in docs/streams.md. What they are of models: sharding/capture.c. With the context's lock held. */
-#ifndef FSDP_LIB_CAPTURE_H
-#define FSDP_LIB_CAPTURE_H
+#ifndef FSDP_LIB_GRAPH_H
+#define FSDP_LIB_GRAPH_H
 
 #include "context.h"
 #include "fsdp/capture.h"
@@ -37,7 +37,10 @@ struct fsdp_capture {
     fsdp__captured_step *steps;
     size_t n_steps, steps_capacity;
 
-    fsdp_stream *replaying; /* between fsdp_replay and fsdp_replayed: on that stream */
+    /* Between fsdp_replay and fsdp_replayed: on which stream. The stream may be gone since. */
+    bool replaying;
+    int replay_slot;
+    char replay_name[sizeof((fsdp_stream *)0)->name];
 };
 
 /* Everything that any stream was given comes before what any is given next; then the capture is on, and the others come in by a

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "capture.h"
+#include "graph.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -79,6 +79,7 @@ fsdp_status fsdp__capture_close(fsdp_capture *capture)
             status = join(clocks->stream[t], s);
     clocks->behind = 0;
     if (!FSDP__MUTATED(CAPTURE_UNCOVERED)) cover_all(clocks);
+    clocks->gate_epoch = fsdp__epoch(s); /* for streams that are made later: s has waited for all that was before */
     __atomic_store_n(&s->ctx->capture, NULL, __ATOMIC_RELAXED);
     capture->stream = NULL;
     return status;
