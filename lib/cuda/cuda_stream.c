@@ -70,11 +70,11 @@ fsdp_status fsdp__cuda_stream_create(void *dev_, const char *name, bool high_pri
 bool fsdp__cuda_is_capturing(cudaStream_t native)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (cudaStreamIsCapturing(native, &capture) != cudaSuccess) {
-        (void)cudaGetLastError(); /* the NULL stream, while another stream captures: nobody may touch it now */
-        return true;
-    }
-    return capture != cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing(native, &capture);
+    if (error == cudaSuccess) return capture != cudaStreamCaptureStatusNone;
+    /* Implicit: the NULL stream, while another stream captures: nobody may touch it now. Others the next call finds, too. */
+    (void)cudaGetLastError();
+    return error == cudaErrorStreamCaptureImplicit;
 }
 
 /* Until it is idle; on an aborted device it may be stuck behind the caller's own work, and what it was given ends later, or

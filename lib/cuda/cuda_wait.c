@@ -140,7 +140,7 @@ static fsdp_status take_place(fsdp__cuda_device *dev, cudaEvent_t event, place *
     p->taken = p->in_flight = false;
     pthread_mutex_unlock(&w->lock);
     *out_place = NULL;
-    return fsdp__cuda_fail(dev, error, "waiting for an event");
+    return fsdp__cuda_fail(dev, error, "cudaLaunchHostFunc after an event that the host waits for");
 }
 
 static void give_place(fsdp__cuda_waiter *w, place *p)

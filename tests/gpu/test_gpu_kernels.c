@@ -7,9 +7,11 @@
 
 #include "../conformance/device_suite.h"
 #include "../conformance/elements.h"
-#include "fsdp/cuda.h"
+#include "cuda/cuda_backend.h"
 #include "gpu_kernels.h"
 #include "host/host.h"
+
+#define CUDA(call) assert_string_equal(cudaGetErrorName(call), "cudaSuccess")
 
 enum { COUNT = 300007, N_SEGMENTS = 700, BYTES = 4 * (COUNT + 64) };
 
@@ -146,16 +148,20 @@ static uint64_t make_segments(fsdp_kernel_segment *segment, bool aligned)
     return total;
 }
 
+static fsdp_device_op sum_op(const both *x, const fsdp_kernel_segment *table, fsdp_dtype dtype, float *out)
+{
+    return (fsdp_device_op){
+        .kind = FSDP_OPERATION_SQUARE_SUM,
+        .u.square_sum = {
+            .out = out, .x = x->gpu, .count = COUNT, .segments = table, .n_segments = N_SEGMENTS, .dtype = dtype}};
+}
+
 static float square_sum(fixture *f, int stream, const both *x, const fsdp_kernel_segment *table, fsdp_dtype dtype,
                         float *out)
 {
     float result = 0.5f;
     copy(f, out, &result, sizeof result);
-    fsdp_device_op op = {
-        .kind = FSDP_OPERATION_SQUARE_SUM,
-        .u.square_sum = {
-            .out = out, .x = x->gpu, .count = COUNT, .segments = table, .n_segments = N_SEGMENTS, .dtype = dtype}};
-    launch(f, stream, op, NULL);
+    launch(f, stream, sum_op(x, table, dtype, out), NULL);
     drain(f, stream);
     copy(f, &result, out, sizeof result);
     return result;
@@ -191,6 +197,46 @@ static void sums_of_squares_are_near_and_always_the_same(void **state)
         }
         assert_true(sums[0] == sums[1]); /* counts alone decide the order */
     }
+    free(x.host);
+}
+
+/* As many launches on each stream as there are, none waiting for another stream's; and as many replays of a captured one. */
+static void sums_in_flight_at_once_and_replayed_are_the_same(void **state)
+{
+    enum { TIMES = 50 };
+    fixture *f = *state;
+    static fsdp_kernel_segment segments[N_SEGMENTS];
+    both x = make(f);
+    fsdp_kernel_segment *table = fixture_block(f, sizeof segments);
+    float *out = fixture_block(f, 256 * (FIXTURE_STREAMS + 2)), sums[FIXTURE_STREAMS + 2];
+    cudaStream_t native = ((fsdp__cuda_stream *)f->stream[1])->native;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    make_segments(segments, true);
+    copy(f, table, segments, sizeof segments);
+    fill(f, &x, 0, COUNT, FSDP_DTYPE_FP32, 9);
+    launch(f, 0, (fsdp_device_op){.kind = FSDP_OPERATION_FILL, .u.fill = {out, 256 * (FIXTURE_STREAMS + 2), 0}}, NULL);
+    drain(f, 0);
+    for (int i = 0; i < TIMES; i++) {
+        launch(f, 0, sum_op(&x, table, FSDP_DTYPE_FP32, out), NULL);
+        drain(f, 0);
+    }
+    for (int i = 0; i < TIMES * FIXTURE_STREAMS; i++) {
+        int s = i % FIXTURE_STREAMS;
+        launch(f, s, sum_op(&x, table, FSDP_DTYPE_FP32, out + 64 * (s + 1)), NULL);
+    }
+    for (int s = 0; s < FIXTURE_STREAMS; s++) drain(f, s);
+    CUDA(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal));
+    launch(f, 1, sum_op(&x, table, FSDP_DTYPE_FP32, out + 64 * (FIXTURE_STREAMS + 1)), NULL);
+    CUDA(cudaStreamEndCapture(native, &graph));
+    CUDA(cudaGraphInstantiate(&replay, graph, 0));
+    for (int i = 0; i < TIMES; i++) CUDA(cudaGraphLaunch(replay, native));
+    drain(f, 1);
+    for (int s = 0; s < FIXTURE_STREAMS + 2; s++) copy(f, &sums[s], out + (ptrdiff_t)64 * s, sizeof *sums);
+    assert_true(sums[0] > 0);
+    for (int s = 1; s < FIXTURE_STREAMS + 2; s++) assert_true(sums[s] == sums[0]);
+    CUDA(cudaGraphExecDestroy(replay));
+    CUDA(cudaGraphDestroy(graph));
     free(x.host);
 }
 
@@ -277,9 +323,8 @@ int main(void)
     back = malloc(BYTES);
     if (back == NULL) return 1;
     const struct CMUnitTest tests[] = {
-        TEST(casts_and_adds_of_many_tiles_are_the_hosts),
-        TEST(every_16_bit_value_is_converted_as_on_the_host),
-        TEST(sums_of_squares_are_near_and_always_the_same),
+        TEST(casts_and_adds_of_many_tiles_are_the_hosts),       TEST(every_16_bit_value_is_converted_as_on_the_host),
+        TEST(sums_of_squares_are_near_and_always_the_same),     TEST(sums_in_flight_at_once_and_replayed_are_the_same),
         TEST(adamw_over_many_segments_is_the_hosts_to_the_bit),
     };
     int failed = cmocka_run_group_tests_name("CUDA kernels", tests, NULL, NULL);
