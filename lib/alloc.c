@@ -281,15 +281,19 @@ uint64_t fsdp__allocator_step(fsdp_allocator *a)
     return hash;
 }
 
+static inline void use_at(fsdp_allocator *a, fsdp__block *block, fsdp__point point)
+{
+    fsdp__frontier_add(&a->ranges.wides, &block->use, (int)(point % FSDP__SLOTS), point / FSDP__SLOTS);
+}
+
 void fsdp__allocator_use(fsdp_allocator *a, fsdp__block *block, const fsdp__edges *edges)
 {
     if (edges->written == 0) {
         if (!FSDP__MUTATED(UNTOUCHED_LOST)) fsdp__frontier_max(&a->ranges.wides, &block->use, &block->guard);
         return;
     }
-    fsdp__clock clock;
-    fsdp__edges_clock(edges, &clock);
-    fsdp__frontier_raise(&a->ranges.wides, &block->use, &clock);
+    use_at(a, block, edges->written);
+    for (uint64_t i = 0; i < edges->n_reads; i++) use_at(a, block, edges->read[i]);
 }
 
 void fsdp__allocator_give(fsdp_allocator *a, fsdp__block *block)

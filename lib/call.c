@@ -23,12 +23,10 @@ static const char *kind_name(unsigned kind)
 }
 
 /* Into zeros. Cut between characters, so that a long name in UTF-8 stays text. */
-static void put_name(char *to, size_t bytes, const char *name, size_t length)
+static void put_cut(char *to, size_t bytes, const char *name)
 {
-    if (length >= bytes) {
-        length = bytes - 1;
-        while (length > 0 && ((unsigned char)name[length] & 0xc0) == 0x80) length--;
-    }
+    size_t length = bytes - 1;
+    while (length > 0 && ((unsigned char)name[length] & 0xc0) == 0x80) length--;
     memcpy(to, name, length);
 }
 
@@ -39,35 +37,54 @@ static uint64_t add_number(uint64_t h, uint64_t number)
     return h ^ h >> 32;
 }
 
-static uint64_t add_name(uint64_t h, const char *name, size_t length)
+static uint64_t byte_at(const char *name, size_t i) { return (uint64_t)(unsigned char)name[i] << 8 * i; }
+
+/* The last bytes of a name, less than eight, the first lowest. Reads that overlap agree where they do. */
+static uint64_t rest_of(const char *name, size_t n)
 {
-    for (h = add_number(h, length); length >= sizeof h; name += sizeof h, length -= sizeof h) {
-        uint64_t word;
-        memcpy(&word, name, sizeof word);
+    if (n == 0) return 0;
+    if (n < 4) return byte_at(name, 0) | byte_at(name, n / 2) | byte_at(name, n - 1);
+    uint32_t low, high;
+    memcpy(&low, name, sizeof low);
+    memcpy(&high, name + n - sizeof high, sizeof high);
+    return low | (uint64_t)high << 8 * (n - sizeof high);
+}
+
+/* h with the name in it, which goes to `to`, into zeros: of as many bytes, a multiple of eight. */
+static inline uint64_t put_name(uint64_t h, char *to, size_t bytes, const char *name)
+{
+    const size_t length = strlen(name);
+    const bool fits = length < bytes;
+    size_t at = 0;
+    uint64_t word;
+    for (h = add_number(h, length); length - at >= sizeof word; at += sizeof word) {
+        memcpy(&word, name + at, sizeof word);
+        if (fits) memcpy(to + at, &word, sizeof word);
         h = add_number(h, word);
     }
-    uint64_t rest = 0;
-    for (size_t i = 0; i < length; i++) rest |= (uint64_t)(unsigned char)name[i] << 8 * i;
-    return add_number(h, rest);
+    word = rest_of(name + at, length - at);
+    if (fits) memcpy(to + at, &word, sizeof word);
+    else put_cut(to, bytes, name);
+    return add_number(h, word);
 }
 
 void fsdp__call_fill(fsdp__call *call, const fsdp_collective *c, uint64_t number, uint32_t part, uint32_t n_parts)
 {
     const char *label = c->label != NULL ? c->label : "", *pass = c->pass != NULL ? c->pass : "";
-    size_t label_bytes = strlen(label), pass_bytes = strlen(pass);
-    *call = (fsdp__call){.number = number,
-                         .count = c->count,
-                         .root = c->kind == FSDP_OPERATION_BROADCAST ? c->root : 0,
-                         .kind = (uint8_t)c->kind,
-                         .dtype = (uint8_t)c->dtype,
-                         .part = (uint8_t)part,
-                         .n_parts = (uint8_t)n_parts};
-    put_name(call->label, sizeof call->label, label, label_bytes);
-    put_name(call->pass, sizeof call->pass, pass, pass_bytes);
+    call->number = number; /* member by member: compilers zero a whole struct by a slow instruction */
+    call->count = c->count;
+    call->root = c->kind == FSDP_OPERATION_BROADCAST ? c->root : 0;
+    call->kind = (uint8_t)c->kind;
+    call->dtype = (uint8_t)c->dtype;
+    call->part = (uint8_t)part;
+    call->n_parts = (uint8_t)n_parts;
+    memset(call->label, 0, sizeof call->label);
+    memset(call->pass, 0, sizeof call->pass);
     uint64_t h = add_number(FSDP__HASH_SEED, c->count);
     h = add_number(h, (uint64_t)call->root << 32 | (uint64_t)call->kind << 24 | (uint64_t)call->dtype << 16 |
                           (uint64_t)call->part << 8 | call->n_parts);
-    call->hash = fsdp__mix(add_name(add_name(h, label, label_bytes), pass, pass_bytes));
+    h = put_name(h, call->label, sizeof call->label, label);
+    call->hash = fsdp__mix(put_name(h, call->pass, sizeof call->pass, pass));
 }
 
 void fsdp__call_describe(const fsdp__call *call, char *text, size_t bytes)

@@ -43,16 +43,6 @@ void fsdp__edges_clear(fsdp__edges *edges)
     edges->n_reads = 0;
 }
 
-void fsdp__edges_clock(const fsdp__edges *edges, fsdp__clock *out_clock)
-{
-    memset(out_clock, 0, sizeof *out_clock);
-    out_clock->at[edges->written % FSDP__SLOTS] = edges->written / FSDP__SLOTS;
-    for (uint64_t i = 0; i < edges->n_reads; i++) {
-        uint64_t slot = edges->read[i] % FSDP__SLOTS, epoch = edges->read[i] / FSDP__SLOTS;
-        if (epoch > out_clock->at[slot]) out_clock->at[slot] = epoch;
-    }
-}
-
 /* The oldest fence of t that closes `epoch` or a later one and whose event still exists; NULL if there is none. */
 static const fsdp__fence *find_fence(const fsdp_stream *t, uint64_t epoch)
 {
@@ -151,6 +141,14 @@ fsdp_status fsdp__wait_need(fsdp_stream *s, const fsdp__need *need)
     }
 }
 
+/* Few contexts have more than four streams. */
+static inline void take_snapshot(fsdp__clock *to, const fsdp__clock *from, int n_slots)
+{
+    enum { FEW = 4 };
+    memcpy(to->at, from->at, FEW * sizeof *to->at);
+    if (n_slots > FEW) memcpy(to->at + FEW, from->at + FEW, sizeof *to - FEW * sizeof *to->at);
+}
+
 fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void *event, fsdp__fence *out_fence)
 {
     fsdp__clocks *clocks = &s->ctx->clocks;
@@ -163,7 +161,7 @@ fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void
     fence->event = event != NULL ? event : s->event[place];
     fence->mark = mark;
     fence->label = label;
-    for (int t = 0; t < clocks->n_slots; t++) fence->snapshot.at[t] = clocks->now[s->slot].at[t];
+    take_snapshot(&fence->snapshot, &clocks->now[s->slot], clocks->n_slots);
     fsdp_status status = fsdp__device_record(s, fence);
     if (status != FSDP_OK) {
         fence->event = NULL;

@@ -117,8 +117,6 @@ void fsdp__need_write(fsdp__need *need, const fsdp__edges *edges);
 /* … and once it is submitted, before the fence that closes its epoch, note it. */
 void fsdp__note_read(fsdp__edges *edges, const fsdp_stream *s);
 void fsdp__note_write(fsdp__edges *edges, const fsdp_stream *s);
-/* All of it, as a clock: what must be covered before somebody else takes the bytes. */
-void fsdp__edges_clock(const fsdp__edges *edges, fsdp__clock *out_clock);
 void fsdp__edges_clear(fsdp__edges *edges);
 
 #endif

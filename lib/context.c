@@ -246,7 +246,7 @@ static fsdp_status check_peers(fsdp_context *ctx)
 }
 
 /* With the sentence in fsdp_last_error(), which stays. */
-static void write_flight_file(fsdp_context *ctx, fsdp_status status)
+static __attribute__((noinline, cold)) void write_flight_file(fsdp_context *ctx, fsdp_status status)
 {
     bool between_ranks = status == FSDP_ERR_MISMATCH || status == FSDP_ERR_RANK_LOST || status == FSDP_ERR_ABORTED;
     if (!between_ranks || ctx->flight_path == NULL || atomic_load(&ctx->comparing)) return;
@@ -266,18 +266,24 @@ fsdp_status fsdp__context_peek(fsdp_context *ctx)
     return FSDP_OK;
 }
 
+/* Every hook asks: what only a failure needs, and much stack, is a function of its own. */
+static __attribute__((noinline, cold)) fsdp_status own_failure(fsdp_context *ctx, fsdp_status status)
+{
+    if (status == FSDP_ERR_MISMATCH || status == FSDP_ERR_RANK_LOST) {
+        char sentence[FSDP__SENTENCE_BYTES];
+        snprintf(sentence, sizeof sentence, "%s", fsdp_last_error());
+        tell_failure(ctx, status, sentence);
+    }
+    return fsdp__context_peek(ctx); /* the peers may also have stopped them a moment ago */
+}
+
 fsdp_status fsdp__context_check(fsdp_context *ctx)
 {
     fsdp_status status = check_peers(ctx);
     if (status == FSDP_OK) {
         status = check_own(ctx);
         if (status == FSDP_OK) return FSDP_OK;
-        if (status == FSDP_ERR_MISMATCH || status == FSDP_ERR_RANK_LOST) {
-            char sentence[FSDP__SENTENCE_BYTES];
-            snprintf(sentence, sizeof sentence, "%s", fsdp_last_error());
-            tell_failure(ctx, status, sentence);
-        }
-        status = fsdp__context_peek(ctx); /* the peers may also have stopped them a moment ago */
+        status = own_failure(ctx, status);
     }
     write_flight_file(ctx, status);
     return status;

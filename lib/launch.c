@@ -344,6 +344,23 @@ fsdp_status fsdp__launch_read(const fsdp__launch_env *env, fsdp_launch *out_laun
     return FSDP_OK;
 }
 
+fsdp_status fsdp__launch_check(const fsdp_launch *launch)
+{
+    if (launch->world == 0 || launch->rank >= launch->world)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch: rank %u in a world of %u", launch->rank, launch->world);
+    if (launch->local_world > launch->world || launch->local_rank >= launch->local_world)
+        return fsdp__fail(
+            FSDP_ERR_ARG,
+            "fsdp_launch: local_rank %u in a local_world of %u in a world of %u: they are a rank among the "
+            "ranks of this machine, and the number of those",
+            launch->local_rank, launch->local_world, launch->world);
+    if (memchr(launch->address, 0, sizeof launch->address) == NULL)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch.address has no end within its %zu bytes", sizeof launch->address);
+    if (strcmp(launch->address, "@") == 0)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch.address is \"@\" with no name behind it");
+    return FSDP_OK;
+}
+
 static const char *get_real(void *arg, const char *name)
 {
     (void)arg;

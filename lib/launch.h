@@ -26,6 +26,9 @@ typedef struct fsdp__launch_env {
 /* fsdp_launch_from_env with variables from anywhere. out_launch is written on success only. */
 fsdp_status fsdp__launch_read(const fsdp__launch_env *env, fsdp_launch *out_launch);
 
+/* What a launch that was filled by hand may have wrong. Errors: ARG. */
+fsdp_status fsdp__launch_check(const fsdp_launch *launch);
+
 /* address, port and nonce of a launch whose place and launcher are known. */
 fsdp_status fsdp__launch_meet(const fsdp__launch_env *env, fsdp_launch *launch);
 

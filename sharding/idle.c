@@ -10,9 +10,9 @@
 /* Zeros over gradients that were handed out as they lay. Of an inner window they are the outer's, and zero already. */
 static fsdp_status zero_grads(const fsdp_unit *unit, const fsdp_view *view, fsdp_stream *s)
 {
-    if (unit->grad == NULL || view->grads_zeroed || unit->config.zero_grads || unit->n_open[1] > 1) return FSDP_OK;
+    if (unit->grad_begin == 0 || view->grads_zeroed || unit->config.zero_grads || unit->n_open[1] > 1) return FSDP_OK;
     fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
-                         .u.fill = {(void *)(uintptr_t)unit->grad->begin, unit->grad_bytes, 0}};
+                         .u.fill = {(void *)(uintptr_t)unit->grad_begin, unit->grad_bytes, 0}};
     fsdp__lock(s->ctx);
     fsdp_status status = fsdp__launch(s, &op, unit->name);
     fsdp__unlock(s->ctx);

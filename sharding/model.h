@@ -66,9 +66,11 @@ struct fsdp_unit {
     bool aliased; /* some group's buffer is its shard */
 
     /* gradients */
-    bool reduced;      /* since the last update: the next reduction adds */
-    bool updated;      /* in this update bracket, by fsdp_update_unit */
-    fsdp__block *grad; /* the full gradient buffer; NULL: none */
+    bool reduced;        /* since the last update: the next reduction adds */
+    bool updated;        /* in this update bracket, by fsdp_update_unit */
+    bool grad_aliased;   /* the full gradient buffer is the shard: plan.c says when */
+    fsdp__block *grad;   /* bytes of the full gradient buffer; NULL: none, or the shard's */
+    uint64_t grad_begin; /* address of the full gradient buffer; 0: none */
 
     /* windows */
     uint32_t n_open[2];  /* forward and backward windows that are open */
@@ -85,7 +87,7 @@ struct fsdp_unit {
     fsdp_unit_config config;
     fsdp_stream *user[FSDP__MAX_USERS]; /* further compute streams in the open windows */
     uint64_t full_place;                /* held: its own bytes in the gather range */
-    uint64_t grad_place;                /* held, or gradients kept: its own bytes in the grad range */
+    uint64_t grad_place;                /* held, or gradients kept, and not aliased: its own bytes in the grad range */
     fsdp_param **params;
     size_t params_capacity;
     fsdp_shard_segment *segments; /* of this rank's shard */
@@ -161,7 +163,7 @@ struct fsdp_model {
     fsdp__pass *pass, *next;    /* the one we are in; what follows it without an update, or NULL */
     bool mid_step;              /* a micro-step of a backward pass has ended, and it was not the last */
     uint32_t n_open;            /* windows open, over all units */
-    uint32_t n_grads;           /* units that have a gradient buffer */
+    uint32_t n_grads;           /* units that have a gradient buffer, their shard's bytes or others */
     bool update_due;            /* the last micro-step of a backward pass has ended */
     uint64_t n_updates;         /* brackets closed */
     fsdp_unit *newest_gathered; /* list of gathered units that are not held */
@@ -175,10 +177,15 @@ struct fsdp_model {
 
 static inline bool fsdp__unit_held(const fsdp_unit *unit) { return unit->config.reshard == FSDP_RESHARD_NEVER; }
 static inline bool fsdp__unit_trainable(const fsdp_unit *unit) { return unit->grad_bytes > 0; }
-/* Its gradient buffer has bytes of its own, instead of sharing those of the pass's buffers in flight. */
+/* Its gradient buffer, unless aliased, has bytes of its own, instead of sharing those of the pass's buffers in flight. */
 static inline bool fsdp__unit_grad_own(const fsdp_unit *unit)
 {
     return fsdp__unit_held(unit) || unit->model->config.accumulation == FSDP_ACCUMULATE_KEEP_FULL;
+}
+/* Who wrote and read its full gradients. */
+static inline fsdp__edges *fsdp__grad_edges(fsdp_unit *unit)
+{
+    return unit->grad_aliased ? &unit->gradient_edges : &unit->grad_edges;
 }
 
 /* What every call on a model asks first: not null, not failed, context alive. */

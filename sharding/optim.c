@@ -121,14 +121,15 @@ static fsdp_status make_part(fsdp_adamw *opt, const fsdp_adamw_args *args, fsdp_
         }
     }
     fsdp__note_write(&model->part_edges, s);
-    return fsdp__record(s, FSDP_MARK_NORM_PART, "norm", NULL, NULL);
+    return model->ctx->world > 1 ? fsdp__record(s, FSDP_MARK_NORM_PART, "norm", NULL, NULL) : FSDP_OK;
 }
 
-/* On the reduce lane: sum over ranks, decide clip and skip, write device record and report. */
-static fsdp_status step_result(fsdp_model *model, uint32_t place)
+/* On the reduce lane: sum over ranks, decide clip and skip, write device record and report. In a world of one nothing is
+ * summed, and there is no reason to leave s. */
+static fsdp_status step_result(fsdp_model *model, uint32_t place, fsdp_stream *s)
 {
     fsdp_context *ctx = model->ctx;
-    fsdp_stream *lane = ctx->lanes[FSDP_LANE_REDUCE];
+    fsdp_stream *lane = ctx->world > 1 ? ctx->lanes[FSDP_LANE_REDUCE] : s;
     float *part = (float *)(void *)scratch_at(model, model->plan.part_offset);
     float *total = ctx->world > 1 ? (float *)(void *)scratch_at(model, model->plan.total_offset) : part;
     fsdp__need need = {0};
@@ -154,7 +155,8 @@ static fsdp_status step_result(fsdp_model *model, uint32_t place)
     FSDP_TRY(fsdp__launch(lane, &op, "norm"));
     fsdp__note_write(&model->part_edges, lane);
     fsdp__note_write(&model->step_edges, lane);
-    if (ctx->capture != NULL) return fsdp__record(lane, FSDP_MARK_NORM_SUM, "norm", NULL, NULL);
+    if (ctx->capture != NULL)
+        return ctx->world > 1 ? fsdp__record(lane, FSDP_MARK_NORM_SUM, "norm", NULL, NULL) : FSDP_OK;
     return fsdp__report_record(model, model->n_updates + 1, lane);
 }
 
@@ -203,7 +205,7 @@ static fsdp_status step(fsdp_adamw *opt, const fsdp_adamw_args *args, uint32_t p
 {
     FSDP_TRY(fsdp__update_begin(opt->model, s));
     FSDP_TRY(make_part(opt, args, s));
-    FSDP_TRY(step_result(opt->model, place));
+    FSDP_TRY(step_result(opt->model, place, s));
     FSDP_TRY(update_units(opt, s));
     return fsdp__update_end(opt->model, s);
 }

@@ -116,8 +116,8 @@ static fsdp_status plan_grads(fsdp_model *model, fsdp__pass *pass, space *sp, ui
     int32_t *visit_of = sp->lives.visit_life; /* lives are done with: reuse as the visit of each gradient life */
     for (uint32_t i = 0; i < pass->n; i++) {
         const fsdp_unit *unit = pass->given[i].unit;
-        if (pass->given[i].use != FSDP_USE_BACKWARD || !fsdp__unit_trainable(unit) || fsdp__unit_grad_own(unit))
-            continue;
+        if (pass->given[i].use != FSDP_USE_BACKWARD || !fsdp__unit_trainable(unit)) continue;
+        if (unit->grad_aliased || fsdp__unit_grad_own(unit)) continue;
         visit_of[n] = (int32_t)i;
         sp->grad_life[n++] = (fsdp__life){i, pass->visits[i].until, -1, unit->grad_bytes};
     }
@@ -145,7 +145,7 @@ static fsdp_status plan_pools(fsdp_model *model)
         unit->full_place = own_full;
         unit->grad_place = own_grad;
         if (fsdp__unit_held(unit)) own_full += unit->full_bytes;
-        if (fsdp__unit_grad_own(unit)) own_grad += unit->grad_bytes;
+        if (fsdp__unit_grad_own(unit) && !unit->grad_aliased) own_grad += unit->grad_bytes;
     }
     for (size_t p = 0; p < model->n_passes; p++) {
         space sp;
@@ -177,18 +177,31 @@ static bool pass_reduces_twice(const fsdp__pass *pass, uint32_t *window_end)
     return false;
 }
 
-static fsdp_status find_reduces_twice(const fsdp_model *model, bool *out_twice)
+static fsdp_status find_reduces_twice(fsdp_model *model)
 {
-    *out_twice = model->config.accumulation == FSDP_ACCUMULATE_REDUCE_EACH;
+    bool *twice = &model->plan.reduces_twice;
+    *twice = model->config.accumulation == FSDP_ACCUMULATE_REDUCE_EACH;
     const fsdp_host_allocator *host = &model->ctx->host;
-    for (size_t p = FSDP_PASS_EVAL + 1; p < model->n_passes && !*out_twice; p++) {
+    for (size_t p = FSDP_PASS_EVAL + 1; p < model->n_passes && !*twice; p++) {
         uint32_t *window_end = fsdp__host_alloc(host, model->n_units, sizeof *window_end);
         if (window_end == NULL)
             return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "planning pass %s: no host memory", model->passes[p].name);
-        *out_twice = pass_reduces_twice(&model->passes[p], window_end);
+        *twice = pass_reduces_twice(&model->passes[p], window_end);
         fsdp__host_free(host, window_end, model->n_units, sizeof *window_end);
     }
     return FSDP_OK;
+}
+
+/* A world of one sums nothing over ranks. Where it sums nothing onto the shard either, and both are of one dtype, kernels write
+ * their gradients there at once: no bytes, no copy, no edge to another stream. A second reduction needs a buffer beside it,
+ * which backward_begin hands out as zeros. */
+static void alias_grads(fsdp_model *model)
+{
+    for (size_t i = 0; i < model->n_units; i++) {
+        fsdp_unit *unit = model->units[i];
+        unit->grad_aliased = model->ctx->world == 1 && fsdp__unit_trainable(unit) && !model->plan.reduces_twice &&
+                             unit->config.grad_dtype == unit->config.reduce_dtype;
+    }
 }
 
 static uint64_t add_scratch(fsdp__plan *plan, uint64_t bytes)
@@ -212,6 +225,7 @@ static void plan_shards(fsdp_model *model, uint64_t *largest_shard, uint64_t *la
             plan->master_bytes += group->shard_elems * fsdp_dtype_bytes(unit->config.master_dtype);
             if (group->frozen) continue;
             group->gradient_offset = plan->gradient_bytes;
+            assert(!unit->grad_aliased || group->grad_offset == shard); /* one range, laid out like the buffer */
             plan->gradient_bytes += group->shard_elems * fsdp_dtype_bytes(unit->config.reduce_dtype);
             group->moment_offset = plan->moment_bytes;
             if (model->adamw != NULL) plan->moment_bytes += 2 * group->shard_elems * sizeof(float);
@@ -237,10 +251,7 @@ static fsdp_status plan_bytes(fsdp_model *model)
     uint64_t largest_shard = 0, largest_cast = 0, n_table = 0;
     plan_shards(model, &largest_shard, &largest_cast, &n_table);
     bool alone = model->ctx->world == 1; /* no collective: casts and adds go straight from the gradients */
-    bool twice = false;
-    FSDP_TRY(find_reduces_twice(model, &twice));
-    plan->reduces_twice = twice;
-    plan->tmp_bytes = twice && !alone ? largest_shard : 0;
+    plan->tmp_bytes = plan->reduces_twice && !alone ? largest_shard : 0;
     plan->cast_bytes = alone ? 0 : largest_cast;
     plan->tmp_offset = add_scratch(plan, plan->tmp_bytes);
     plan->cast_offset = add_scratch(plan, plan->cast_bytes);
@@ -296,6 +307,8 @@ fsdp_status fsdp__plan_build(fsdp_model *model)
     }
     FSDP_TRY(build_schedule(model));
     FSDP_TRY(fsdp__passes_build(model));
+    FSDP_TRY(find_reduces_twice(model));
+    alias_grads(model);
     FSDP_TRY(plan_pools(model));
     return plan_bytes(model);
 }

@@ -11,7 +11,7 @@
 #include "lib/device.h"
 #include "lib/mutate.h"
 
-fsdp_status fsdp__take_grads(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, fsdp__need *need)
+static fsdp_status take_block(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, fsdp__need *need)
 {
     fsdp_model *model = unit->model;
     fsdp_allocator *pool = model->grad_pool;
@@ -34,23 +34,42 @@ fsdp_status fsdp__take_grads(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, 
                           (unsigned long long)fsdp__allocator_largest(pool), text);
     }
     fsdp__edges_clear(&unit->grad_edges);
-    model->n_grads++;
+    unit->grad_begin = unit->grad->begin;
+    return FSDP_OK;
+}
+
+/* Who has read and written the shard stands in its edges, and goes on there. */
+static void take_shard(fsdp_unit *unit)
+{
+    const fsdp__group *first = unit->groups;
+    while (first->frozen) first++;
+    unit->grad_begin = (uint64_t)(uintptr_t)first->gradient;
+}
+
+fsdp_status fsdp__take_grads(fsdp_unit *unit, uint64_t planned, fsdp_stream *s, fsdp__need *need)
+{
+    if (unit->grad_aliased) take_shard(unit);
+    else FSDP_TRY(take_block(unit, planned, s, need));
+    unit->model->n_grads++;
     return FSDP_OK;
 }
 
 void fsdp__give_grads(fsdp_unit *unit)
 {
-    fsdp__allocator_use(unit->model->grad_pool, unit->grad, &unit->grad_edges);
-    fsdp__allocator_give(unit->model->grad_pool, unit->grad);
-    unit->grad = NULL;
+    if (unit->grad != NULL) {
+        fsdp__allocator_use(unit->model->grad_pool, unit->grad, &unit->grad_edges);
+        fsdp__allocator_give(unit->model->grad_pool, unit->grad);
+        unit->grad = NULL;
+    }
+    unit->grad_begin = 0;
     unit->model->n_grads--;
 }
 
 void fsdp__set_grad_ptrs(fsdp_unit *unit)
 {
-    char *base = unit->grad != NULL ? (char *)(uintptr_t)unit->grad->begin : NULL;
-    if ((uint64_t)(uintptr_t)base == unit->grad_base) return; /* a unit without a buffer: entries stay NULL */
-    unit->grad_base = (uint64_t)(uintptr_t)base;
+    char *base = (char *)(uintptr_t)unit->grad_begin;
+    if (unit->grad_begin == unit->grad_base) return; /* a unit without a buffer: entries stay NULL */
+    unit->grad_base = unit->grad_begin;
     for (size_t i = 0; i < unit->n_params; i++) {
         const fsdp_param *param = unit->params[i];
         const fsdp__group *group = &unit->groups[param->group];
@@ -61,13 +80,13 @@ void fsdp__set_grad_ptrs(fsdp_unit *unit)
     }
 }
 
-/* A world of one: the shard is the whole, no collective runs. */
+/* A world of one whose gradients have another dtype, or are added to the shard: no collective runs. */
 static fsdp_status reduce_alone(fsdp_unit *unit, fsdp_stream *lane)
 {
     for (uint32_t g = 0; g < unit->n_groups; g++) {
         const fsdp__group *group = &unit->groups[g];
         if (group->frozen || group->elems == 0) continue;
-        char *grad = (char *)(uintptr_t)unit->grad->begin + group->grad_offset;
+        char *grad = (char *)(uintptr_t)unit->grad_begin + group->grad_offset;
         fsdp_device_op op = {.kind = unit->reduced ? FSDP_OPERATION_ADD : FSDP_OPERATION_CAST};
         if (unit->reduced) {
             op.u.add.dst = group->gradient, op.u.add.src = grad, op.u.add.count = group->shard_elems;
@@ -99,7 +118,7 @@ static fsdp_status cast_and_list(fsdp_unit *unit, fsdp_stream *lane, fsdp_collec
     for (uint32_t g = 0; g < unit->n_groups; g++) {
         const fsdp__group *group = &unit->groups[g];
         if (group->frozen || group->elems == 0) continue;
-        char *send = (char *)(uintptr_t)unit->grad->begin + group->grad_offset;
+        char *send = (char *)(uintptr_t)unit->grad_begin + group->grad_offset;
         if (c->grad_dtype != c->reduce_dtype) {
             fsdp_device_op op = {.kind = FSDP_OPERATION_CAST,
                                  .u.cast = {cast_at, send, group->elems, c->reduce_dtype, c->grad_dtype}};
@@ -142,13 +161,13 @@ static fsdp_status poison(fsdp_unit *unit, fsdp_stream *lane)
 {
     if (!(unit->model->ctx->debug & FSDP_DEBUG_POISON)) return FSDP_OK;
     fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
-                         .u.fill = {(void *)(uintptr_t)unit->grad->begin, unit->grad_bytes, 0xff}};
+                         .u.fill = {(void *)(uintptr_t)unit->grad_begin, unit->grad_bytes, 0xff}};
     return fsdp__launch(lane, &op, unit->name);
 }
 
-fsdp_status fsdp__reduce(fsdp_unit *unit)
+static fsdp_status reduce_onto_shard(fsdp_unit *unit)
 {
-    fsdp_model *model = unit->model;
+    const fsdp_model *model = unit->model;
     fsdp_stream *lane = model->ctx->lanes[FSDP_LANE_REDUCE];
     fsdp__need need = {0};
     if (!FSDP__MUTATED(REDUCE_NO_WAIT_GRADS)) fsdp__need_read(&need, &unit->grad_edges);
@@ -160,9 +179,14 @@ fsdp_status fsdp__reduce(fsdp_unit *unit)
         fsdp__note_write(&unit->grad_edges, lane);
         fsdp__note_write(&unit->gradient_edges, lane);
     }
-    if (status == FSDP_OK) status = fsdp__record(lane, FSDP_MARK_REDUCED, unit->name, NULL, NULL);
+    return status == FSDP_OK ? fsdp__record(lane, FSDP_MARK_REDUCED, unit->name, NULL, NULL) : status;
+}
+
+fsdp_status fsdp__reduce(fsdp_unit *unit)
+{
+    fsdp_status status = unit->grad_aliased ? FSDP_OK : reduce_onto_shard(unit);
     fsdp__give_grads(unit);
     unit->reduced = true;
-    model->stats.reductions++;
+    unit->model->stats.reductions++;
     return status;
 }

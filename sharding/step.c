@@ -108,7 +108,7 @@ fsdp_status fsdp_pass_end(fsdp_model *model, fsdp_stream *stream)
     bool last = model->args.index + 1 == model->args.count;
     /* Gradients that are still kept belong to units that the last micro-step did not visit. */
     for (size_t i = 0; last && model->n_grads > 0 && status == FSDP_OK && i < model->n_units; i++)
-        if (model->units[i]->grad != NULL) status = fsdp__reduce(model->units[i]);
+        if (model->units[i]->grad_begin != 0) status = fsdp__reduce(model->units[i]);
     model->update_due = model->pass->backward && last;
     model->mid_step = model->pass->backward && !last;
     model->phase = FSDP__IDLE;
@@ -175,7 +175,7 @@ static void note_window(const fsdp_unit *unit, fsdp_stream *s, bool backward)
             access[n++] = (fsdp_trace_access){(uint64_t)(uintptr_t)group->master,
                                               group->elems * fsdp_dtype_bytes(group->compute_dtype), false};
     }
-    if (backward && unit->grad != NULL) access[n++] = (fsdp_trace_access){unit->grad->begin, unit->grad_bytes, true};
+    if (backward && unit->grad_begin != 0) access[n++] = (fsdp_trace_access){unit->grad_begin, unit->grad_bytes, true};
     fsdp__note_use(s, unit->name, access, n);
 }
 
@@ -229,18 +229,20 @@ fsdp_status fsdp_forward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view *
     return status;
 }
 
-/* Make the gradient buffer s's: behind the last owner of its bytes, zeroed, if this window takes it first; behind whoever
- * wrote what is there, if an earlier micro-step or an outer window did. */
+/* Make the gradient buffer s's: behind the last owner of its bytes (of an aliased one, the optimizer), zeroed, if this window
+ * takes it first; behind whoever wrote what is there, if an earlier micro-step or an outer window did. Bytes of the pool are
+ * poisoned when they are given back; a shard is read until now. */
 static fsdp_status start_grads(fsdp_unit *unit, fsdp_stream *s, bool fresh, fsdp__need *need)
 {
-    fsdp__need_write(need, &unit->grad_edges);
+    bool zeros = unit->config.zero_grads, poisons = unit->grad_aliased && (s->ctx->debug & FSDP_DEBUG_POISON);
+    fsdp__need_write(need, fsdp__grad_edges(unit));
     if (!FSDP__MUTATED(GRADS_NO_WAIT_REDUCED)) FSDP_TRY(fsdp__wait_need(s, need));
-    if (fresh && unit->config.zero_grads) {
+    if (fresh && (zeros || poisons)) {
         fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
-                             .u.fill = {(void *)(uintptr_t)unit->grad->begin, unit->grad_bytes, 0}};
+                             .u.fill = {(void *)(uintptr_t)unit->grad_begin, unit->grad_bytes, zeros ? 0 : 0xff}};
         FSDP_TRY(fsdp__launch(s, &op, unit->name));
     }
-    fsdp__note_write(&unit->grad_edges, s);
+    fsdp__note_write(fsdp__grad_edges(unit), s);
     return FSDP_OK;
 }
 
@@ -268,13 +270,13 @@ fsdp_status fsdp_backward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view 
     uint32_t at = model->cursor.at;
     int64_t visit = advance(model, unit, true);
     fsdp__need need = {0};
-    bool fresh = fsdp__unit_trainable(unit) && unit->grad == NULL;
+    bool fresh = fsdp__unit_trainable(unit) && unit->grad_begin == 0;
     fsdp_status status =
         fresh ? fsdp__take_grads(unit, visit >= 0 ? model->pass->grad_offset[visit] : UINT64_MAX, stream, &need)
               : FSDP_OK;
     if (status == FSDP_OK) {
         status = make_ready(unit, visit, stream);
-        if (status == FSDP_OK && unit->grad != NULL)
+        if (status == FSDP_OK && unit->grad_begin != 0)
             status = fsdp__model_fail(model, start_grads(unit, stream, fresh, &need));
         if (status != FSDP_OK && fresh) fsdp__give_grads(unit);
     }
@@ -366,9 +368,11 @@ static fsdp_status end_backward(fsdp_unit *unit, fsdp_stream *s)
     fsdp_model *model = unit->model;
     bool give;
     FSDP_TRY(close_window(unit, s, true, &give));
-    bool done = unit->grad != NULL && unit->n_open[1] == 0; /* inner windows leave reduction to the outer */
-    if (unit->grad != NULL) fsdp__note_write(&unit->grad_edges, s);
-    if (done || give) FSDP_TRY(fsdp__record(s, done ? FSDP_MARK_GRADS : FSDP_MARK_USED, unit->name, NULL, NULL));
+    bool done = unit->grad_begin != 0 && unit->n_open[1] == 0; /* inner windows leave reduction to the outer */
+    if (unit->grad_begin != 0) fsdp__note_write(fsdp__grad_edges(unit), s);
+    /* Aliased, no lane waits for the gradients. Another stream that will gets its fence then. */
+    if (give || (done && !unit->grad_aliased))
+        FSDP_TRY(fsdp__record(s, done ? FSDP_MARK_GRADS : FSDP_MARK_USED, unit->name, NULL, NULL));
     if (give) fsdp__reshard(unit);
     bool keep = model->config.accumulation == FSDP_ACCUMULATE_KEEP_FULL && model->args.index + 1 < model->args.count;
     return done && !keep ? fsdp__reduce(unit) : FSDP_OK;
@@ -400,7 +404,7 @@ fsdp_status fsdp_unit_use(fsdp_unit *unit, fsdp_stream *other)
     fsdp__need need = {0};
     fsdp__need_read(&need, &unit->full_edges);
     if (unit->aliased) fsdp__need_read(&need, &unit->master_edges);
-    if (unit->grad != NULL) fsdp__need_write(&need, &unit->grad_edges);
+    if (unit->grad_begin != 0) fsdp__need_write(&need, fsdp__grad_edges(unit));
     fsdp_status status = fsdp__wait_need(other, &need);
     if (status == FSDP_OK && place == unit->n_users) {
         unit->user[unit->n_users++] = other;
@@ -411,26 +415,40 @@ fsdp_status fsdp_unit_use(fsdp_unit *unit, fsdp_stream *other)
     return fsdp__model_fail(unit->model, status);
 }
 
-/* Close what is open without a reduction; every stream that was in it counts as a user until now. */
+/* A stream leaves a window that is dropped: it counts as a user until now. Of gradients, too: several streams at a time may
+ * have written them, and edges know one writer. */
+static void drop_user(fsdp_unit *unit, fsdp_stream *s)
+{
+    s->n_open--;
+    fsdp__note_read(&unit->full_edges, s);
+    if (unit->aliased) fsdp__note_read(&unit->master_edges, s);
+    if (unit->grad_begin != 0) fsdp__note_read(fsdp__grad_edges(unit), s);
+}
+
+/* Close what is open without a reduction. */
 static void drop_unit(fsdp_unit *unit)
 {
     if (unit->n_open[0] + unit->n_open[1] > 0) {
-        unit->stream->n_open--;
-        fsdp__note_read(&unit->full_edges, unit->stream);
-        if (unit->aliased) fsdp__note_read(&unit->master_edges, unit->stream);
-        if (unit->grad != NULL) fsdp__note_read(&unit->grad_edges, unit->stream);
-        for (uint32_t i = 0; i < unit->n_users; i++) {
-            unit->user[i]->n_open--;
-            fsdp__note_read(&unit->full_edges, unit->user[i]);
-            if (unit->aliased) fsdp__note_read(&unit->master_edges, unit->user[i]);
-            if (unit->grad != NULL) fsdp__note_read(&unit->grad_edges, unit->user[i]);
-        }
+        drop_user(unit, unit->stream);
+        for (uint32_t i = 0; i < unit->n_users; i++) drop_user(unit, unit->user[i]);
     }
     unit->n_users = unit->n_open[0] = unit->n_open[1] = 0;
     unit->ahead = false;
     if (unit->full != NULL && !fsdp__unit_held(unit)) fsdp__reshard(unit);
-    if (unit->grad != NULL) fsdp__give_grads(unit);
+    if (unit->grad_begin != 0) fsdp__give_grads(unit);
     unit->reduced = unit->updated = false;
+}
+
+/* Whoever reads a shard that dropped windows may have written comes behind s, and s behind all that was in them. */
+static fsdp_status settle_shards(const fsdp_model *model, fsdp_stream *s)
+{
+    fsdp__need need = {0};
+    for (size_t i = 0; i < model->n_units; i++)
+        if (model->units[i]->grad_aliased) fsdp__need_write(&need, &model->units[i]->gradient_edges);
+    FSDP_TRY(fsdp__wait_need(s, &need));
+    for (size_t i = 0; i < model->n_units; i++)
+        if (model->units[i]->grad_aliased) fsdp__note_write(&model->units[i]->gradient_edges, s);
+    return FSDP_OK;
 }
 
 /* What the step has summed so far is discarded too. */
@@ -475,7 +493,8 @@ fsdp_status fsdp_pass_abort(fsdp_model *model, fsdp_stream *stream)
     fsdp__drop_step(model);
     model->phase = FSDP__IDLE;
     model->failed = FSDP_OK;
-    fsdp_status status = clear_sums(model, stream);
+    fsdp_status status = settle_shards(model, stream);
+    if (status == FSDP_OK) status = clear_sums(model, stream);
     fsdp__unlock(model->ctx);
     return fsdp__model_fail(model, status);
 }

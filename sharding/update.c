@@ -94,7 +94,8 @@ static void note_updated(fsdp_unit *unit, const fsdp_stream *s)
 fsdp_status fsdp__update_unit(fsdp_unit *unit, fsdp_stream *s)
 {
     note_updated(unit, s);
-    return fsdp__record(s, FSDP_MARK_UPDATED, unit->name, NULL, NULL);
+    /* Where nothing is gathered, no lane waits for it: windows read the shard itself, usually on s. */
+    return unit->full_bytes > 0 ? fsdp__record(s, FSDP_MARK_UPDATED, unit->name, NULL, NULL) : FSDP_OK;
 }
 
 fsdp_status fsdp__update_end(fsdp_model *model, fsdp_stream *s)
@@ -105,7 +106,7 @@ fsdp_status fsdp__update_end(fsdp_model *model, fsdp_stream *s)
         unit->reduced = false;
         if (unit->updated) continue;
         note_updated(unit, s);
-        rest = true;
+        rest |= unit->full_bytes > 0;
     }
     if (rest) FSDP_TRY(fsdp__record(s, FSDP_MARK_UPDATED, model->name, NULL, NULL));
     model->phase = FSDP__IDLE;

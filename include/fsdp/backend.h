@@ -170,6 +170,7 @@ typedef struct fsdp_collective {
     uint32_t root;
     const char *label;        /**< unit or purpose; compared between ranks; lives as long as the communicator's owner */
     const char *pass;         /**< the pass it belongs to, "TRAIN", or NULL; as label */
+    bool captured;            /**< its stream is inside a capture of the context */
     fsdp_span *span;
 } fsdp_collective;
 

@@ -64,7 +64,8 @@ typedef void (*fsdp_log_fn)(void *arg, const char *text);
 
 enum {
     FSDP_DEBUG_SYNC = 1u << 0,  /**< every operation has finished when its call returns (CUDA_LAUNCH_BLOCKING's meaning) */
-    FSDP_DEBUG_POISON = 1u << 1, /**< buffers are filled with NaN when they are given back, on the stream that gives back */
+    FSDP_DEBUG_POISON = 1u << 1, /**< buffers are filled with NaN when they are given back, on the stream that gives back;
+                                      gradients that are the shard, when they are handed out and not zeroed */
     FSDP_DEBUG_ORDER = 1u << 2  /**< each collective is compared between ranks, over the side channel, before it is enqueued:
                                      a difference is an error at the call that makes it. Blocks the host at each */
 };

@@ -38,15 +38,16 @@ typedef struct fsdp_cuda_config {
     uint32_t rank;                 /**< among local's; 0 with launch */
     const fsdp_side_channel *side; /**< with launch: the caller's own side channel; NULL: a TCP star at launch's address */
     const fsdp_nccl_config *nccl;  /**< NULL: FSDP_NCCL_CONFIG_INIT */
-    uint64_t spin_ns;              /**< a call that blocks the host asks the GPU again and again for so long, then sleeps
-                                        until it is woken */
+    uint64_t spin_ns;              /**< a call that blocks the host asks the GPU again and again for so long, then sleeps for
+                                        20 us at a time and asks in between */
     uint64_t jitter_ns;            /**< tests: the GPU spins for a random time below this before every operation; 0: never */
     uint64_t jitter_seed;          /**< the same seed gives the same delays */
 } fsdp_cuda_config;
 
 #define FSDP_CUDA_CONFIG_INIT {sizeof(fsdp_cuda_config), -1, NULL, NULL, 0, NULL, NULL, 20000, 0, 0}
 
-/** Threads: a context's calls make its GPU current for their own length where another one is.
+/** Threads: a context's calls make its GPU current for their own length where another one is: which costs two calls of CUDA
+ *  each, and going back makes a CUDA context on that other one, too. So call cudaSetDevice first, in each thread.
  *  Errors of fsdp_context_create: ARG; DEVICE (no driver, no such GPU, or the runtime's own words); UNSUPPORTED (a GPU or an
  *  NCCL that is too old); and nccl.h's. Warnings through fsdp_config.log: CUDA_LAUNCH_BLOCKING,
  *  CUDA_DEVICE_MAX_CONNECTIONS=1 (both make streams wait for each other). */

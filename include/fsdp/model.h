@@ -136,7 +136,8 @@ typedef struct fsdp_memory {
     uint64_t gradients; /**< gradient shards */
     uint64_t moments;   /**< the optimizer's */
     uint64_t gather;    /**< full parameters of the units in flight: one range, planned */
-    uint64_t grad;      /**< full gradients in flight: one range, planned */
+    uint64_t grad;      /**< full gradients in flight: one range, planned. In a world of one without those of units whose
+                             grad_dtype is reduce_dtype, if no unit is reduced twice in a step: they are the shard itself */
     uint64_t scratch;   /**< temporaries, tables and the step's small records */
     uint64_t pinned;    /**< host memory that the device writes: the report ring. Not in total */
     uint64_t gather_live_peak; /**< most bytes of gather that are live at once: what any placement needs at least */
@@ -178,7 +179,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_fill(fsdp_model *model, fsdp_fill
 typedef enum fsdp_value {
     FSDP_VALUE_MASTER = 0,   /**< the shard that the optimizer writes */
     FSDP_VALUE_COMPUTE = 1,  /**< master, rounded to the compute dtype: what kernels see */
-    FSDP_VALUE_GRADIENT = 2, /**< the reduced gradient of the last step, before any factor */
+    FSDP_VALUE_GRADIENT = 2, /**< the reduced gradient of the last step, before any factor; after an abort, undefined */
     FSDP_VALUE_MOMENT_1 = 3, /**< AdamW's m */
     FSDP_VALUE_MOMENT_2 = 4  /**< AdamW's v */
 } fsdp_value;

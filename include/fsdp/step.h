@@ -44,7 +44,8 @@ typedef struct fsdp_view {
     bool grads_zeroed;   /**< false: the bytes of grads are undefined, write before you read */
     void *const *params; /**< compute dtype; each 256-byte aligned (fp32: 512). Read only: in a world of one it may be the
                               shard itself. An empty parameter's is not to be followed */
-    void *const *grads;  /**< gradient dtype; NULL outside backward; an entry is NULL where the parameter is frozen */
+    void *const *grads;  /**< gradient dtype; NULL outside backward; an entry is NULL where the parameter is frozen. In a world
+                              of one it may be the gradient shard itself */
 } fsdp_view;
 
 #define FSDP_VIEW_INIT {sizeof(fsdp_view), 0, false, NULL, NULL}
@@ -58,7 +59,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_forward_end(fsdp_unit *unit, fsdp_strea
 /** Open a BACKWARD visit: as above, in backward order, with a flat gradient buffer: zeroed by default; with
  *  ACCUMULATE_KEEP_FULL it holds the sum so far. Windows of one unit that nest share it and are reduced once. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_backward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view *out_view);
-/** Close it: the reduce lane reduces the gradients once @p stream has come this far. */
+/** Close it: the reduce lane reduces the gradients once @p stream has come this far. Gradients that are the shard are there. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_backward_end(fsdp_unit *unit, fsdp_stream *stream);
 
 /** A second compute stream uses the open unit too: @p other waits until it is gathered; the end hook waits for @p other. */

@@ -5,7 +5,7 @@
  *           it makes this one current for its own length (fsdp__cuda_enter).
  *  stream   a cudaStream_t, ours or the caller's (wrapped); with it what a trace's spans need.
  *  event    a cudaEvent_t without timing. Spans of a trace take events with timing from a pool.
- *  waiter   blocks the host until an event is done: asks for spin_ns, then sleeps until a host function wakes it.
+ *  waiter   blocks the host until an event is done: asks for spin_ns, then sleeps for moments and asks in between.
  *  failure  the first error stays, with its sentence; every entry that meets one keeps it. check reads it, and no more.
  *  comm     NCCL. One ncclComm_t a communicator; a world of one has none and enqueues nothing.
  *  watch    one thread a device of a world of more than one: asks NCCL for its errors and events for how far collectives have
@@ -40,7 +40,28 @@ typedef struct fsdp__cuda_waiter fsdp__cuda_waiter; /* cuda_wait.c */
 
 typedef struct fsdp__cuda_stream fsdp__cuda_stream;
 
-enum { FSDP__CUDA_SUM_SLOTS = 64 }; /* streams of a device that may have run SQUARE_SUM */
+enum {
+    FSDP__CUDA_SUM_SLOTS = 64, /* streams of a device that may have run SQUARE_SUM */
+    FSDP__CUDA_FRONT = 4
+};
+
+/* One record of an event, as long as somebody may ask whether it has happened: the event's next record takes another one then.
+ * Its memory stays until the device is closed. */
+typedef struct fsdp__cuda_moment fsdp__cuda_moment;
+struct fsdp__cuda_moment {
+    cudaEvent_t native;
+    uint32_t refs; /* under moment_lock, as is whatever names a moment; 0: it is free */
+    fsdp__cuda_moment *next;
+};
+
+/* What a stream stands behind: the end of its last collective, and what it has waited for since; besides, it was given at most
+ * operations of the backend's own that no one can hold up, as casts. So its next collective begins when all of this has
+ * happened, or a moment later, and no event has to be recorded for that. n 0: not known. */
+typedef struct fsdp__cuda_front {
+    fsdp__cuda_moment *at[FSDP__CUDA_FRONT];
+    uint32_t n;
+    bool has_more; /* such operations */
+} fsdp__cuda_front;
 
 typedef struct fsdp__cuda_device {
     const fsdp_host_allocator *host;
@@ -55,6 +76,9 @@ typedef struct fsdp__cuda_device {
     fsdp__cuda_spans *spans;
     fsdp__cuda_waiter *waiter;
     struct fsdp__nccl_team *nccl; /* nccl_parts.h: while a communicator is open, in a world of more than one */
+
+    pthread_mutex_t moment_lock; /* over moments and their refs; nothing is locked inside */
+    fsdp__cuda_moment *moments;  /* free ones */
 
     pthread_mutex_t lock; /* over streams, spans and the sentence; never held in a call that can block */
     fsdp__cuda_stream *streams;
@@ -72,6 +96,11 @@ struct fsdp__cuda_stream {
     fsdp__cuda_device *dev;
     cudaStream_t native;
     bool owned; /* made here; else the caller's */
+    /* Current, for an event too: it is the NULL stream, or jitter or FSDP_DEBUG_SYNC is on. */
+    bool needs_device;
+    /* The caller has its native stream, and may enqueue what nobody here knows of. */
+    atomic_bool exposed;
+    fsdp__cuda_front front;
     char name[32];
     uint64_t n_jitter;                        /* operations so far */
     uint32_t number;                          /* of the streams of its device, in order of creation */
@@ -136,6 +165,37 @@ fsdp_status fsdp__cuda_stream_create(void *dev, const char *name, bool high_prio
 void fsdp__cuda_stream_destroy(void *dev, void *stream);
 fsdp_status fsdp__cuda_stream_drain(void *dev, void *stream, uint64_t timeout_ns);
 bool fsdp__cuda_is_capturing(cudaStream_t native);
+
+/* ---- cuda_moment.c ---- */
+
+/* With so many refs. */
+fsdp_status fsdp__cuda_moment_take(fsdp__cuda_device *dev, uint32_t refs, fsdp__cuda_moment **out_moment);
+fsdp_status fsdp__cuda_moments_reserve(fsdp__cuda_device *dev, uint32_t n);
+void fsdp__cuda_moments_close(fsdp__cuda_device *dev);
+/* One ref more, of the one that is named there. */
+fsdp__cuda_moment *fsdp__cuda_moment_hold(fsdp__cuda_device *dev, fsdp__cuda_moment *const *from);
+void fsdp__cuda_moment_release(fsdp__cuda_device *dev, fsdp__cuda_moment *m); /* NULL is nothing */
+/* Before it is recorded again: another one in its place, if anybody else holds it. */
+fsdp_status fsdp__cuda_moment_renew(fsdp__cuda_device *dev, fsdp__cuda_moment **moment);
+
+/* Nobody but the backend gives the stream anything, and it gives nothing unasked. */
+static inline bool fsdp__cuda_front_is_known(const fsdp__cuda_stream *s)
+{
+    return s->owned && !s->needs_device && !atomic_load_explicit(&s->exposed, memory_order_relaxed);
+}
+/* Its last operation has ended then; takes over a ref. */
+void fsdp__cuda_front_set(fsdp__cuda_stream *s, fsdp__cuda_moment *m);
+/* It waits for that. */
+void fsdp__cuda_front_wait(fsdp__cuda_stream *s, fsdp__cuda_moment *const *moment);
+/* A record on it now would be of just that moment: it is. False: it would not. */
+bool fsdp__cuda_front_share(fsdp__cuda_stream *s, fsdp__cuda_moment **moment);
+/* Whoever enqueues anything else calls one of these: a short operation of the backend's; what may take any time. */
+static inline void fsdp__cuda_front_add(fsdp__cuda_stream *s) { s->front.has_more = true; }
+void fsdp__cuda_front_release(fsdp__cuda_device *dev, fsdp__cuda_front *front);
+static inline void fsdp__cuda_front_drop(fsdp__cuda_stream *s)
+{
+    if (s->front.n > 0) fsdp__cuda_front_release(s->dev, &s->front);
+}
 
 /* ---- cuda_event.c ---- */
 

@@ -2,25 +2,7 @@
 /* The CUDA backend's config, checked once for all three of its tables. */
 #include "cuda_backend.h"
 #include "host/host.h"
-
-/* What a launch filled by hand may have wrong. */
-static fsdp_status check_launch(const fsdp_launch *launch)
-{
-    if (launch->world == 0 || launch->rank >= launch->world)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch: rank %u in a world of %u", launch->rank, launch->world);
-    if (launch->world > FSDP__MAX_WORLD)
-        return fsdp__fail(FSDP_ERR_UNSUPPORTED, "fsdp_launch: a world of %u: at most %d ranks", launch->world,
-                          FSDP__MAX_WORLD);
-    if (launch->local_world > launch->world || launch->local_rank >= launch->local_world)
-        return fsdp__fail(
-            FSDP_ERR_ARG,
-            "fsdp_launch: local_rank %u in a local_world of %u in a world of %u: they are a rank among the "
-            "ranks of this machine, and the number of those",
-            launch->local_rank, launch->local_world, launch->world);
-    if (memchr(launch->address, 0, sizeof launch->address) == NULL)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch.address has no end within its %zu bytes", sizeof launch->address);
-    return FSDP_OK;
-}
+#include "launch.h"
 
 static fsdp_status read_launch(const fsdp_cuda_config *config, fsdp__cuda_setup *out)
 {
@@ -31,7 +13,10 @@ static fsdp_status read_launch(const fsdp_cuda_config *config, fsdp__cuda_setup 
     if (config->rank != 0)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_cuda_config.rank is %u: with launch the rank is launch's, leave this 0",
                           config->rank);
-    FSDP_TRY(check_launch(&launch));
+    FSDP_TRY(fsdp__launch_check(&launch));
+    if (launch.world > FSDP__MAX_WORLD)
+        return fsdp__fail(FSDP_ERR_UNSUPPORTED, "fsdp_launch: a world of %u: at most %d ranks", launch.world,
+                          FSDP__MAX_WORLD);
     out->rank = launch.rank;
     out->world = launch.world;
     return FSDP_OK;

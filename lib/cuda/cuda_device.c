@@ -64,10 +64,15 @@ static bool is_of_capture(cudaError_t error)
     return error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureWrongThread;
 }
 
-/* Does the context run nothing any more after it? Any other error is of one call. */
+/* Does the context run nothing any more after it? Those after which CUDA's header says that the process must end; older ones do
+ * not name the first two. Any other error is of one call. */
 static bool breaks_the_context(cudaError_t error)
 {
-    switch (error) {
+    switch ((int)error) {
+    case 226: /* cudaErrorContained */
+    case 721: /* cudaErrorTensorMemoryLeak */
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorExternalDevice:
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorIllegalAddress:
@@ -214,6 +219,7 @@ static void close_parts(fsdp__cuda_device *dev)
 {
     fsdp__cuda_spans_close(dev);
     fsdp__cuda_waiter_close(dev);
+    fsdp__cuda_moments_close(dev);
     if (atomic_load(&dev->stuck)) return;
     if (dev->sums != NULL && cudaFree(dev->sums) != cudaSuccess) (void)cudaGetLastError();
     if (dev->stop != NULL && cudaFreeHost(dev->stop) != cudaSuccess) (void)cudaGetLastError();
@@ -239,6 +245,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     dev->log = args->log;
     dev->log_arg = args->log_arg;
     pthread_mutex_init(&dev->lock, NULL);
+    pthread_mutex_init(&dev->moment_lock, NULL);
     int before = fsdp__cuda_enter(dev);
     fsdp_status status = open_parts(dev);
     if (status == FSDP_OK) {
@@ -252,6 +259,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
         *out_dev = dev;
     } else {
         close_parts(dev);
+        pthread_mutex_destroy(&dev->moment_lock);
         pthread_mutex_destroy(&dev->lock);
         fsdp__host_free(args->host, dev, 1, sizeof *dev);
     }
@@ -266,6 +274,7 @@ static void device_close(void *dev_)
     int before = fsdp__cuda_enter(dev);
     close_parts(dev);
     fsdp__cuda_leave(before);
+    pthread_mutex_destroy(&dev->moment_lock);
     pthread_mutex_destroy(&dev->lock);
     fsdp__host_free(dev->host, dev, 1, sizeof *dev);
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Events. CUDA's own meaning is the table's: a wait refers to the last record before it. */
+/* Events. CUDA's own meaning is the table's: a wait refers to the last record before it. A record that somebody else still asks
+ * about stays as it is: the next one takes another CUDA event. */
 #include "cuda_backend.h"
 #include "hostmem.h"
 
 typedef struct event {
-    cudaEvent_t native;
+    fsdp__cuda_moment *moment; /* under moment_lock where another thread may record */
     atomic_bool recorded;
 } event;
 
@@ -13,11 +14,8 @@ fsdp_status fsdp__cuda_event_create(void *dev_, void **out_event)
     fsdp__cuda_device *dev = dev_;
     event *e = fsdp__host_alloc(dev->host, 1, sizeof *e);
     if (e == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "event: no host memory for %zu bytes", sizeof *e);
-    int before = fsdp__cuda_enter(dev);
-    cudaError_t error = cudaEventCreateWithFlags(&e->native, cudaEventDisableTiming);
-    fsdp_status status = fsdp__cuda_fail(dev, error, "cudaEventCreateWithFlags");
-    fsdp__cuda_leave(before);
-    if (error == cudaSuccess) *out_event = e;
+    fsdp_status status = fsdp__cuda_moment_take(dev, 1, &e->moment);
+    if (status == FSDP_OK) *out_event = e;
     else fsdp__host_free(dev->host, e, 1, sizeof *e);
     return status;
 }
@@ -26,9 +24,7 @@ void fsdp__cuda_event_destroy(void *dev_, void *event_)
 {
     fsdp__cuda_device *dev = dev_;
     event *e = event_;
-    int before = fsdp__cuda_enter(dev);
-    FSDP_IGNORE(fsdp__cuda_fail(dev, cudaEventDestroy(e->native), "cudaEventDestroy"));
-    fsdp__cuda_leave(before);
+    fsdp__cuda_moment_release(dev, e->moment);
     fsdp__host_free(dev->host, e, 1, sizeof *e);
 }
 
@@ -36,13 +32,25 @@ static fsdp_status record(fsdp__cuda_stream *s, event *e, fsdp_span *span)
 {
     FSDP_TRY(fsdp__cuda_before(s, span));
     FSDP_TRY(fsdp__cuda_span_end(s, true)); /* an instant, before what waits for the event goes on */
-    FSDP__CUDA_TRY(s->dev, cudaEventRecord(e->native, s->native));
+    if (span != NULL || !fsdp__cuda_front_share(s, &e->moment)) {
+        fsdp__cuda_front_drop(s);
+        FSDP_TRY(fsdp__cuda_moment_renew(s->dev, &e->moment));
+        FSDP__CUDA_TRY(s->dev, cudaEventRecord(e->moment->native, s->native));
+    }
     atomic_store_explicit(&e->recorded, true, memory_order_release); /* the default would be a fence a record */
     return fsdp__cuda_sync(s);
 }
 
+/* An event is recorded, and waited for, on a stream whatever device is current ("Stream and Event Behavior" in CUDA's guide):
+ * a hook has many of both, and none asks which it is. What else may stand around one does need its device. */
+static bool needs_device(const fsdp__cuda_stream *s, const fsdp_span *span)
+{
+    return s->needs_device || span != NULL || s->begun != NULL;
+}
+
 fsdp_status fsdp__cuda_event_record(void *dev, void *event_, void *stream, fsdp_span *span)
 {
+    if (!needs_device(stream, span)) return record(stream, event_, NULL);
     int before = fsdp__cuda_enter(dev);
     fsdp_status status = record(stream, event_, span);
     fsdp__cuda_leave(before);
@@ -52,12 +60,16 @@ fsdp_status fsdp__cuda_event_record(void *dev, void *event_, void *stream, fsdp_
 static fsdp_status wait_for(fsdp__cuda_stream *s, const event *e, fsdp_span *span)
 {
     FSDP_TRY(fsdp__cuda_before(s, span));
-    if (atomic_load(&e->recorded)) FSDP__CUDA_TRY(s->dev, cudaStreamWaitEvent(s->native, e->native, 0));
+    if (atomic_load(&e->recorded)) {
+        FSDP__CUDA_TRY(s->dev, cudaStreamWaitEvent(s->native, e->moment->native, 0));
+        fsdp__cuda_front_wait(s, &e->moment);
+    }
     return fsdp__cuda_after(s, span);
 }
 
 fsdp_status fsdp__cuda_stream_wait(void *dev, void *stream, void *event_, fsdp_span *span)
 {
+    if (!needs_device(stream, span)) return wait_for(stream, event_, NULL);
     int before = fsdp__cuda_enter(dev);
     fsdp_status status = wait_for(stream, event_, span);
     fsdp__cuda_leave(before);
@@ -68,14 +80,16 @@ fsdp_status fsdp__cuda_stream_wait(void *dev, void *stream, void *event_, fsdp_s
 fsdp_status fsdp__cuda_event_query(void *dev_, void *event_, bool *out_done)
 {
     fsdp__cuda_device *dev = dev_;
-    const event *e = event_;
+    event *e = event_;
     if (!atomic_load(&e->recorded)) {
         FSDP_TRY(fsdp__cuda_check(dev));
         *out_done = true;
         return FSDP_OK;
     }
     enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
-    cudaError_t error = fsdp__cuda_asked(cudaEventQuery(e->native));
+    fsdp__cuda_moment *moment = fsdp__cuda_moment_hold(dev, &e->moment);
+    cudaError_t error = fsdp__cuda_asked(cudaEventQuery(moment->native));
+    fsdp__cuda_moment_release(dev, moment);
     fsdp__cuda_unrelax(mode);
     if (error != cudaSuccess) {
         if (error != cudaErrorNotReady) return fsdp__cuda_fail(dev, error, "cudaEventQuery");
@@ -87,10 +101,12 @@ fsdp_status fsdp__cuda_event_query(void *dev_, void *event_, bool *out_done)
 
 fsdp_status fsdp__cuda_event_wait(void *dev, void *event_, uint64_t timeout_ns)
 {
-    const event *e = event_;
+    event *e = event_;
     FSDP_TRY(fsdp__cuda_check(dev));
     if (!atomic_load(&e->recorded)) return FSDP_OK;
-    fsdp_status status = fsdp__cuda_wait_host(dev, e->native, timeout_ns);
+    fsdp__cuda_moment *moment = fsdp__cuda_moment_hold(dev, &e->moment);
+    fsdp_status status = fsdp__cuda_wait_host(dev, moment->native, timeout_ns);
+    fsdp__cuda_moment_release(dev, moment);
     FSDP_TRY(fsdp__cuda_check(dev)); /* an abort's sentence rather than its consequence */
     return status;
 }

@@ -8,9 +8,8 @@
 #include "cuda_tiles.cuh"
 
 static const int THREADS = FSDP__TILE_THREADS;
-static const int GROUP = 4;              /* neighbours */
-static const int GROUPS = 2, BLOCKS = 4; /* groups of a thread at once; blocks of a multiprocessor */
-static const uint32_t TILE = THREADS * GROUP * GROUPS;
+static const int GROUP = 4, BLOCKS = 4; /* elements of a thread, neighbours; blocks of a multiprocessor */
+static const uint32_t TILE = THREADS * GROUP;
 
 template <typename W, typename G> struct adamw_args {
     W *w;
@@ -108,55 +107,28 @@ template <typename W, typename G> struct adamw_group {
     fsdp__group<float, GROUP> m, v;
 };
 
+/* Elements [at, at + GROUP) of all arrays; end and WHOLE as fsdp__load has them. */
 template <bool WHOLE, typename W, typename G>
-static __device__ __forceinline__ void load_group(adamw_group<W, G> *group, const adamw_args<W, G> &a, uint64_t at,
-                                                  uint64_t end)
+static __device__ __forceinline__ void update_group(const adamw_args<W, G> &a, const adamw_factors &f, uint64_t at,
+                                                    uint64_t end)
 {
-    fsdp__load<WHOLE>(&group->g, a.g, at, end);
-    fsdp__load<WHOLE>(&group->w, static_cast<const W *>(a.w), at, end);
-    fsdp__load<WHOLE>(&group->m, static_cast<const float *>(a.m), at, end);
-    fsdp__load<WHOLE>(&group->v, static_cast<const float *>(a.v), at, end);
-}
-
-template <bool WHOLE, typename W, typename G>
-static __device__ __forceinline__ void update_group(adamw_group<W, G> *group, const adamw_args<W, G> &a,
-                                                    const adamw_factors &f, uint64_t at, uint64_t end)
-{
+    adamw_group<W, G> group;
+    fsdp__load<WHOLE>(&group.g, a.g, at, end);
+    fsdp__load<WHOLE>(&group.w, static_cast<const W *>(a.w), at, end);
+    fsdp__load<WHOLE>(&group.m, static_cast<const float *>(a.m), at, end);
+    fsdp__load<WHOLE>(&group.v, static_cast<const float *>(a.v), at, end);
     float w[GROUP], g[GROUP];
 #pragma unroll
     for (int i = 0; i < GROUP; i++) {
-        w[i] = fsdp__to_float(group->w.at[i]);
-        g[i] = fsdp__to_float(group->g.at[i]);
+        w[i] = fsdp__to_float(group.w.at[i]);
+        g[i] = fsdp__to_float(group.g.at[i]);
     }
-    update(f, w, g, group->m.at, group->v.at);
+    update(f, w, g, group.m.at, group.v.at);
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) fsdp__from_float(&group->w.at[i], w[i]);
-    fsdp__store<WHOLE>(a.w, at, end, group->w);
-    fsdp__store<WHOLE>(a.m, at, end, group->m);
-    fsdp__store<WHOLE>(a.v, at, end, group->v);
-}
-
-template <typename W, typename G>
-static __device__ __forceinline__ void update_whole(const adamw_args<W, G> &a, const adamw_factors &f, uint64_t at)
-{
-    adamw_group<W, G> group[GROUPS];
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) load_group<true>(&group[k], a, at + (uint64_t)k * THREADS * GROUP, UINT64_MAX);
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++)
-        update_group<true>(&group[k], a, f, at + (uint64_t)k * THREADS * GROUP, UINT64_MAX);
-}
-
-template <typename W, typename G>
-static __device__ __forceinline__ void update_rest(const adamw_args<W, G> &a, const adamw_factors &f, uint64_t at,
-                                                   uint64_t end)
-{
-#pragma unroll 1
-    for (int k = 0; k < GROUPS && at < end; k++, at += (uint64_t)THREADS * GROUP) {
-        adamw_group<W, G> group;
-        load_group<false>(&group, a, at, end);
-        update_group<false>(&group, a, f, at, end);
-    }
+    for (int i = 0; i < GROUP; i++) fsdp__from_float(&group.w.at[i], w[i]);
+    fsdp__store<WHOLE>(a.w, at, end, group.w);
+    fsdp__store<WHOLE>(a.m, at, end, group.m);
+    fsdp__store<WHOLE>(a.v, at, end, group.v);
 }
 
 /* ---- The kernel ---- */
@@ -185,10 +157,11 @@ template <typename W, typename G> __global__ void __launch_bounds__(THREADS, BLO
                          fsdp__is_aligned<16>(a.m) && fsdp__is_aligned<16>(a.v);
     fsdp__for_tiles<TILE>(a.segments, a.n_segments, [&](const fsdp_kernel_segment &segment, uint64_t tile) {
         const uint64_t at = segment.offset + tile + (uint64_t)threadIdx.x * GROUP;
+        const uint64_t end = segment.offset + segment.count;
         f.lr = step.lr * segment.lr_scale;
         f.decay = a.weight_decay * segment.decay;
-        if (tile + TILE <= segment.count && aligned && segment.offset % GROUP == 0) update_whole(a, f, at);
-        else update_rest(a, f, at, segment.offset + segment.count);
+        if (tile + TILE <= segment.count && aligned && segment.offset % GROUP == 0) update_group<true>(a, f, at, end);
+        else if (at < end) update_group<false>(a, f, at, end);
     });
 }
 

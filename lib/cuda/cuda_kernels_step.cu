@@ -10,7 +10,7 @@ static const int THREADS = FSDP__TILE_THREADS;
  * depends on counts alone, and blocks without a tile add 0: the grid's size does not show. ---- */
 
 static const int SUM_BLOCKS = 528; /* four for each multiprocessor of an H100 */
-static const int SUM_GROUPS = 8, SUM_PARTS = (SUM_BLOCKS + THREADS - 1) / THREADS;
+static const int SUM_GROUPS = 4, SUM_PARTS = (SUM_BLOCKS + THREADS - 1) / THREADS;
 
 struct sum_slot {
     float part[SUM_BLOCKS];

@@ -91,6 +91,8 @@ static fsdp_status launch(fsdp__cuda_stream *s, const fsdp_device_op *op, fsdp_s
 {
     if (op->kind == FSDP_OPERATION_SQUARE_SUM && s->sum_slot < 0) FSDP_TRY(take_sum_slot(s));
     FSDP_TRY(fsdp__cuda_before(s, span));
+    if (op->kind == FSDP_OPERATION_HOST_CALL || op->kind == FSDP_OPERATION_DELAY) fsdp__cuda_front_drop(s);
+    else fsdp__cuda_front_add(s);
     cudaError_t error = enqueue(s, op);
     if (error == cudaErrorInvalidValue && (op->kind == FSDP_OPERATION_COPY || op->kind == FSDP_OPERATION_FILL))
         return bad_address(s, op);

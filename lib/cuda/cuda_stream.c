@@ -10,6 +10,8 @@
 
 static const uint64_t STUCK_NS = 1000000000; /* how long a stream of an aborted device may take to come to its end */
 
+static bool is_null_stream(cudaStream_t native) { return native == NULL || native == cudaStreamLegacy; }
+
 /* Into the device's list. */
 static fsdp__cuda_stream *add(fsdp__cuda_device *dev, const char *name, cudaStream_t native, bool owned)
 {
@@ -18,6 +20,7 @@ static fsdp__cuda_stream *add(fsdp__cuda_device *dev, const char *name, cudaStre
     s->dev = dev;
     s->native = native;
     s->owned = owned;
+    s->needs_device = is_null_stream(native) || dev->jitter_ns > 0 || (dev->debug & FSDP_DEBUG_SYNC) != 0;
     s->sum_slot = -1;
     s->end_marks = &s->first_mark;
     snprintf(s->name, sizeof s->name, "%s", name);
@@ -92,6 +95,7 @@ void fsdp__cuda_stream_destroy(void *dev_, void *stream)
     fsdp__cuda_spans_write(s, true);
     if (s->owned) FSDP_IGNORE(fsdp__cuda_fail(dev, cudaStreamDestroy(s->native), "cudaStreamDestroy of %s", s->name));
     fsdp__cuda_leave(before);
+    fsdp__cuda_front_drop(s);
     take_out(s);
 }
 
@@ -109,8 +113,6 @@ fsdp_status fsdp__cuda_stream_drain(void *dev_, void *stream, uint64_t timeout_n
 }
 
 /* ---- The caller's streams ---- */
-
-static bool is_null_stream(cudaStream_t native) { return native == NULL || native == cudaStreamLegacy; }
 
 static fsdp_status check_device(fsdp__cuda_device *dev, cudaStream_t native, const char *name)
 {
@@ -212,7 +214,9 @@ fsdp_status fsdp_cuda_stream_wrap(fsdp_context *ctx, cudaStream_t native, const 
 cudaStream_t fsdp_cuda_stream(const fsdp_stream *stream)
 {
     if (stream == NULL || !is_on_cuda(stream->ctx)) return NULL;
-    return ((const fsdp__cuda_stream *)stream->native)->native;
+    fsdp__cuda_stream *s = stream->native;
+    atomic_store_explicit(&s->exposed, true, memory_order_relaxed);
+    return s->native;
 }
 
 int fsdp_cuda_device(const fsdp_context *ctx)

@@ -126,7 +126,7 @@ static ncclResult_t settle(const fsdp__nccl_comm *c, ncclComm_t comm)
     return result;
 }
 
-static fsdp_status enqueue_nccl(fsdp__nccl_comm *c, cudaStream_t stream, const fsdp_collective *list, uint32_t n)
+static fsdp_status enqueue_nccl(fsdp__nccl_comm *c, fsdp__cuda_stream *s, const fsdp_collective *list, uint32_t n)
 {
     fsdp__nccl_wire *wire = c->wire;
     pthread_mutex_lock(&wire->entry);
@@ -135,10 +135,10 @@ static fsdp_status enqueue_nccl(fsdp__nccl_comm *c, cudaStream_t stream, const f
         pthread_mutex_unlock(&wire->entry);
         return fsdp__nccl_check(c); /* it was stopped meanwhile */
     }
-    bool watched = fsdp__nccl_ring_begin(c, stream);
-    ncclResult_t result = enqueue_group(c, comm, stream, list, n);
+    fsdp__nccl_place place = fsdp__nccl_ring_begin(c, s, list, n);
+    ncclResult_t result = enqueue_group(c, comm, s->native, list, n);
     if (result == ncclInProgress) result = settle(c, comm);
-    if (watched && result == ncclSuccess) fsdp__nccl_ring_end(c, stream, list, n);
+    fsdp__nccl_ring_end(c, s, place, result == ncclSuccess);
     pthread_mutex_unlock(&wire->entry);
     return result == ncclSuccess ? FSDP_OK : failed(c, n > 1 ? "ncclGroupEnd" : "NCCL", result, list, n);
 }
@@ -165,7 +165,7 @@ static fsdp_status enqueue_spans(fsdp__nccl_comm *c, fsdp__cuda_stream *s, const
         s->begun = NULL;
     }
     FSDP_TRY(fsdp__cuda_before(s, list[0].span));
-    if (c->team != NULL) FSDP_TRY(enqueue_nccl(c, s->native, list, n));
+    if (c->team != NULL) FSDP_TRY(enqueue_nccl(c, s, list, n));
     else FSDP_TRY(enqueue_copies(c, s->native, list, n));
     c->n_enqueued++;
     if (list[0].span != NULL) FSDP_TRY(fsdp__cuda_span_end(s, false));
@@ -176,12 +176,21 @@ static fsdp_status enqueue_spans(fsdp__nccl_comm *c, fsdp__cuda_stream *s, const
     return fsdp__cuda_sync(s);
 }
 
+/* NCCL makes its communicator's device current by itself, and events and copies need none; what stands around them may. */
+static bool needs_device(const fsdp__cuda_stream *s, const fsdp_collective *list, uint32_t n)
+{
+    bool needs = s->needs_device || s->begun != NULL;
+    for (uint32_t i = 0; i < n; i++) needs |= list[i].span != NULL;
+    return needs;
+}
+
 static fsdp_status enqueue(void *comm, void *stream, const fsdp_collective *list, uint32_t n)
 {
     fsdp__nccl_comm *c = comm;
     assert(n > 0 && n <= MAX_PARTS);
     FSDP_TRY(fsdp__nccl_check(c));
     if (fsdp__cuda_check(c->dev) != FSDP_OK) return refused(c, list, n);
+    if (!needs_device(stream, list, n)) return enqueue_spans(c, stream, list, n);
     int before = fsdp__cuda_enter(c->dev);
     fsdp_status status = enqueue_spans(c, stream, list, n);
     fsdp__cuda_leave(before);
@@ -203,9 +212,16 @@ static bool close_well(fsdp__nccl_comm *c)
     fsdp__nccl_job *job =
         fsdp__nccl_job_create(c->dev->ordinal, c->wire, fsdp__nccl_run_close, "ncclCommFinalize and ncclCommDestroy");
     if (job == NULL) return false;
-    pthread_mutex_lock(&c->wire->entry);
+    if (!fsdp__nccl_enter(c->wire)) { /* a split that nobody waits for any more: the abort lets it out */
+        fsdp__nccl_job_release(job);
+        return false;
+    }
     job->comm = atomic_exchange(&c->wire->comm, NULL);
     pthread_mutex_unlock(&c->wire->entry);
+    if (job->comm == NULL) { /* it is being aborted */
+        fsdp__nccl_job_release(job);
+        return false;
+    }
     bool closed = fsdp__nccl_job_start(job) &&
                   fsdp__nccl_job_wait(job, "closing", closing_ns(c), team->side_ops, team->side) == FSDP_OK;
     int free_for_all = 0;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* Threads for calls of NCCL that may never return, and what they do. */
-#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +8,7 @@
 #include "hostmem.h"
 #include "nccl_parts.h"
 
-enum { LOOK_NS = 20000000, INSIDE_NS = 1000000000, NAP_NS = 1000000 };
+enum { LOOK_NS = 20000000, INSIDE_NS = 1000000000, NAP_NS = 1000000, FIRST_IN_GROUPS = 22200 /* NCCL 2.22 */ };
 
 /* ---- Words ---- */
 
@@ -224,8 +223,7 @@ void fsdp__nccl_run_close(fsdp__nccl_job *job)
     keep_result(job, result, NULL);
 }
 
-/* False: somebody is inside NCCL, and has not come out. */
-static bool enter(fsdp__nccl_wire *wire)
+bool fsdp__nccl_enter(fsdp__nccl_wire *wire)
 {
     const struct timespec nap = {0, NAP_NS};
     uint64_t end = fsdp__cuda_after_ns(INSIDE_NS);
@@ -236,30 +234,29 @@ static bool enter(fsdp__nccl_wire *wire)
     return true;
 }
 
-/* ncclCommRevoke stops what is in flight and frees nothing; an NCCL that has it lets a thread out that is stuck inside. */
-static void revoke_wire(ncclComm_t comm)
+/* Who is inside NCCL may wait there for a peer that will never come (its first collective makes the connections), and only an
+ * abort lets him out; but an abort frees what he works with. In a group it stops everything at once, and frees at the group's
+ * end: when he has left. An NCCL that knows no such groups frees at once: there he has a second. */
+static ncclResult_t abort_wire(fsdp__nccl_wire *wire, ncclComm_t comm)
 {
-    ncclResult_t (*call)(ncclComm_t comm, int flags) = NULL;
-    void *symbol = dlsym(RTLD_DEFAULT, "ncclCommRevoke");
-    if (symbol == NULL || comm == NULL) return;
-    memcpy(&call, &symbol, sizeof call);
-    (void)call(comm, 0);
+    int version = 0;
+    ncclResult_t result = ncclGetVersion(&version);
+    if (result != ncclSuccess || version < FIRST_IN_GROUPS) {
+        if (fsdp__nccl_enter(wire)) pthread_mutex_unlock(&wire->entry);
+        return ncclCommAbort(comm);
+    }
+    result = ncclGroupStart();
+    if (result != ncclSuccess) return result;
+    result = ncclCommAbort(comm);
+    pthread_mutex_lock(&wire->entry);
+    pthread_mutex_unlock(&wire->entry);
+    ncclResult_t ended = ncclGroupEnd();
+    return result != ncclSuccess ? result : ended;
 }
 
-/* NCCL wants nobody inside while it aborts. Who is in there and does not come out, waits for a peer that will never answer;
- * then the abort is what lets him out. */
+/* Who comes from now on finds none. */
 void fsdp__nccl_run_abort(fsdp__nccl_job *job)
 {
-    fsdp__nccl_wire *wire = job->wire;
-    ncclComm_t comm = job->comm;
-    if (comm == NULL) {
-        bool entered = enter(wire);
-        if (!entered) {
-            revoke_wire(atomic_load(&wire->comm));
-            entered = enter(wire);
-        }
-        comm = atomic_exchange(&wire->comm, NULL);
-        if (entered) pthread_mutex_unlock(&wire->entry);
-    }
-    if (comm != NULL) keep_result(job, ncclCommAbort(comm), NULL);
+    ncclComm_t comm = job->comm != NULL ? job->comm : atomic_exchange(&job->wire->comm, NULL);
+    if (comm != NULL) keep_result(job, abort_wire(job->wire, comm), NULL);
 }

@@ -16,7 +16,7 @@
 #include "cuda_backend.h"
 #include "fsdp/nccl.h"
 
-enum { FSDP__NCCL_RING = 128, FSDP__NCCL_CONFIG_BYTES = 512, FSDP__NCCL_WORDS = 400 };
+enum { FSDP__NCCL_RING = 512, FSDP__NCCL_CONFIG_BYTES = 512, FSDP__NCCL_WORDS = 400 };
 
 /* ---- nccl_job.c ---- */
 
@@ -24,13 +24,15 @@ typedef struct fsdp__nccl_wire {
     fsdp_host_allocator memory; /* libc's */
     atomic_int refs;
     pthread_mutex_t entry;
-    _Atomic(ncclComm_t) comm; /* NULL: none yet, or it is being closed. Taken away with the entry held */
+    _Atomic(ncclComm_t) comm; /* NULL: none yet, or it is being closed or aborted */
 } fsdp__nccl_wire;
 
 /* NULL: no host memory. */
 fsdp__nccl_wire *fsdp__nccl_wire_create(void);
 fsdp__nccl_wire *fsdp__nccl_wire_hold(fsdp__nccl_wire *wire);
 void fsdp__nccl_wire_release(fsdp__nccl_wire *wire); /* NULL is nothing */
+/* Take its entry. False: somebody is inside NCCL, and has not come out within a second. */
+bool fsdp__nccl_enter(fsdp__nccl_wire *wire);
 
 typedef struct fsdp__nccl_job fsdp__nccl_job;
 struct fsdp__nccl_job {
@@ -92,20 +94,29 @@ typedef struct fsdp__nccl_comm fsdp__nccl_comm;
 
 /* One group in flight. */
 typedef struct fsdp__nccl_entry {
-    cudaEvent_t begin, end; /* its stream has come to it; it is over */
+    fsdp__cuda_front begin; /* its stream has come to it when these have happened; none: only the host can be in it */
+    fsdp__cuda_moment *end; /* it is over */
     fsdp__call call;        /* its first part */
 } fsdp__nccl_entry;
 
 /* What the watch looks at. Written by the host at n, read by the watch from n_done on. More groups in flight than there are
- * places share the last place: from then on, until all are over, only the newest is watched. */
+ * places share the last place: from then on, until all are over, only the newest is watched. The host may be long in a group,
+ * too: NCCL connects ranks at their first collective, and waits for all to come. */
 typedef struct fsdp__nccl_ring {
-    fsdp__nccl_entry entry[FSDP__NCCL_RING], last;
+    fsdp__nccl_entry entry[FSDP__NCCL_RING];
     _Atomic uint64_t n, n_done;
+    uint64_t n_released;     /* the host's: entries below have given back their moments */
+    _Atomic uint64_t inside; /* the number of the group that the host is enqueueing, at n; 0: it is not */
     atomic_bool is_full;
     pthread_mutex_t lock; /* over last, and: */
-    uint64_t last_ns;     /* when last was enqueued */
-    uint64_t since_ns;    /* the watch's: when it saw the oldest begin; 0: it has not */
-    uint64_t error_ns;    /* the watch's: when it first saw NCCL's error; 0: none */
+    fsdp__call last_call;
+    cudaEvent_t last_begin, last_end;
+    bool last_inside;               /* the host is enqueueing what last_call names */
+    bool last_begun, last_enqueued; /* its events are recorded */
+    uint64_t last_since_ns;         /* when the watch saw it begin; 0: it has not */
+    uint64_t since_ns;              /* the watch's: when it saw the oldest begin; 0: it has not */
+    uint64_t seen_inside;           /* the watch's */
+    uint64_t error_ns;              /* the watch's: when it first saw NCCL's error; 0: none */
 } fsdp__nccl_ring;
 
 typedef struct fsdp__nccl_team {
@@ -170,9 +181,16 @@ void fsdp__nccl_team_free(fsdp__nccl_team *team);
 
 fsdp_status fsdp__nccl_ring_open(fsdp__nccl_comm *c);
 void fsdp__nccl_ring_close(fsdp__nccl_comm *c);
-/* Around each group, on its stream. begin false: not watched, end is not called. */
-bool fsdp__nccl_ring_begin(fsdp__nccl_comm *c, cudaStream_t stream);
-void fsdp__nccl_ring_end(fsdp__nccl_comm *c, cudaStream_t stream, const fsdp_collective *list, uint32_t n);
+/* Around each group, on its stream; end has what begin gave. enqueued false: it has failed. */
+typedef enum fsdp__nccl_place {
+    FSDP__NCCL_UNWATCHED,
+    FSDP__NCCL_CAPTURED,
+    FSDP__NCCL_IN_RING,
+    FSDP__NCCL_LAST
+} fsdp__nccl_place;
+fsdp__nccl_place fsdp__nccl_ring_begin(fsdp__nccl_comm *c, fsdp__cuda_stream *s, const fsdp_collective *list,
+                                       uint32_t n);
+void fsdp__nccl_ring_end(fsdp__nccl_comm *c, fsdp__cuda_stream *s, fsdp__nccl_place place, bool enqueued);
 fsdp_status fsdp__nccl_watch_start(fsdp__nccl_team *team);
 void fsdp__nccl_watch_stop(fsdp__nccl_team *team);
 /* Every rank's host hears it now: the words of all ranks are put behind it. Half a second at most. */

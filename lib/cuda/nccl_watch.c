@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* The watch. NCCL does not notice a peer that stands still, and the host may sleep: so a thread looks how long the GPU has been
- * in each collective. It asks events, never streams, and nothing that could wait. */
+/* The watch. NCCL does not notice a peer that stands still, and the host may sleep, or be held inside NCCL: so a thread looks
+ * how long the GPU, or the host, has been in each collective. It asks events, never streams, and nothing that could wait.
+ *
+ * On a lane of the library's this mostly costs the host no call of CUDA: when a collective begins follows from the events that
+ * the lane has waited for (fsdp__cuda_front), and the event at its end is also the fence that the library records there
+ * (fsdp__cuda_front_share). On other streams it has two events of its own. */
 #include <signal.h>
 #include <stdio.h>
 #include <time.h>
@@ -17,19 +21,6 @@ enum {
 
 /* ---- The ring: the host's side ---- */
 
-static cudaError_t make_entry(fsdp__nccl_entry *entry)
-{
-    cudaError_t error = cudaEventCreateWithFlags(&entry->begin, cudaEventDisableTiming);
-    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&entry->end, cudaEventDisableTiming);
-    return error;
-}
-
-static void drop_entry(const fsdp__nccl_entry *entry)
-{
-    if (entry->begin != NULL && cudaEventDestroy(entry->begin) != cudaSuccess) (void)cudaGetLastError();
-    if (entry->end != NULL && cudaEventDestroy(entry->end) != cudaSuccess) (void)cudaGetLastError();
-}
-
 fsdp_status fsdp__nccl_ring_open(fsdp__nccl_comm *c)
 {
     fsdp__nccl_ring *ring = fsdp__host_alloc(c->host, 1, sizeof *ring);
@@ -39,18 +30,27 @@ fsdp_status fsdp__nccl_ring_open(fsdp__nccl_comm *c)
     c->ring = ring;
     pthread_mutex_init(&ring->lock, NULL);
     int before = fsdp__cuda_enter(c->dev);
-    cudaError_t error = make_entry(&ring->last);
-    for (uint32_t i = 0; i < FSDP__NCCL_RING && error == cudaSuccess; i++) error = make_entry(&ring->entry[i]);
+    cudaError_t error = cudaEventCreateWithFlags(&ring->last_begin, cudaEventDisableTiming);
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&ring->last_end, cudaEventDisableTiming);
     fsdp__cuda_leave(before);
-    return fsdp__cuda_fail(c->dev, error, "cudaEventCreateWithFlags for communicator %u", c->index);
+    FSDP_TRY(fsdp__cuda_fail(c->dev, error, "cudaEventCreateWithFlags for communicator %u", c->index));
+    return fsdp__cuda_moments_reserve(c->dev, 2 * FSDP__NCCL_RING);
+}
+
+static void release(fsdp__nccl_comm *c, fsdp__nccl_entry *entry)
+{
+    fsdp__cuda_front_release(c->dev, &entry->begin);
+    fsdp__cuda_moment_release(c->dev, entry->end);
+    entry->end = NULL;
 }
 
 void fsdp__nccl_ring_close(fsdp__nccl_comm *c)
 {
     fsdp__nccl_ring *ring = c->ring;
     if (ring == NULL) return;
-    drop_entry(&ring->last);
-    for (uint32_t i = 0; i < FSDP__NCCL_RING; i++) drop_entry(&ring->entry[i]);
+    if (ring->last_begin != NULL && cudaEventDestroy(ring->last_begin) != cudaSuccess) (void)cudaGetLastError();
+    if (ring->last_end != NULL && cudaEventDestroy(ring->last_end) != cudaSuccess) (void)cudaGetLastError();
+    for (uint32_t i = 0; i < FSDP__NCCL_RING; i++) release(c, &ring->entry[i]);
     pthread_mutex_destroy(&ring->lock);
     fsdp__host_free(c->host, ring, 1, sizeof *ring);
 }
@@ -63,40 +63,97 @@ static bool record(cudaEvent_t event, cudaStream_t stream)
     return false;
 }
 
-bool fsdp__nccl_ring_begin(fsdp__nccl_comm *c, cudaStream_t stream)
+/* What the stream does next, it begins after this. False: nobody can say when. */
+static bool take_front(fsdp__nccl_comm *c, fsdp__cuda_stream *s, fsdp__cuda_front *out_front)
 {
-    fsdp__nccl_ring *ring = c->ring;
-    if (fsdp__cuda_is_capturing(stream)) return false; /* an event would be a part of what is captured */
-    uint64_t n = atomic_load_explicit(&ring->n, memory_order_relaxed),
-             n_done = atomic_load_explicit(&ring->n_done, memory_order_acquire);
-    if (n - n_done == FSDP__NCCL_RING) atomic_store_explicit(&ring->is_full, true, memory_order_relaxed);
-    if (atomic_load_explicit(&ring->is_full, memory_order_relaxed)) return true;
-    return record(ring->entry[n % FSDP__NCCL_RING].begin, stream);
+    if (!fsdp__cuda_front_is_known(s)) fsdp__cuda_front_drop(s);
+    *out_front = s->front;
+    s->front.n = 0;
+    if (out_front->n > 0) return true;
+    if (fsdp__cuda_moment_take(c->dev, 1, &out_front->at[0]) != FSDP_OK) return false;
+    out_front->n = 1;
+    return record(out_front->at[0]->native, s->native);
 }
 
-static void end_last(fsdp__nccl_ring *ring, cudaStream_t stream, const fsdp__call *call)
+/* A lane is inside a capture when the library says so; what else the caller does with his streams only CUDA knows. */
+static bool is_captured(const fsdp__cuda_stream *s, const fsdp_collective *first)
+{
+    return first->captured || (!fsdp__cuda_front_is_known(s) && fsdp__cuda_is_capturing(s->native));
+}
+
+/* Beyond the ring. False: all are over meanwhile, and there is room in it again. */
+static bool begin_last(fsdp__nccl_ring *ring, cudaStream_t stream, const fsdp__call *call)
 {
     pthread_mutex_lock(&ring->lock);
-    if (record(ring->last.end, stream)) {
-        ring->last.call = *call;
-        ring->last_ns = fsdp__cuda_now_ns();
+    bool is_full = atomic_load(&ring->is_full);
+    if (is_full) {
+        ring->last_call = *call;
+        ring->last_inside = true;
+        ring->last_since_ns = 0;
+        ring->last_begun = record(ring->last_begin, stream);
     }
+    pthread_mutex_unlock(&ring->lock);
+    return is_full;
+}
+
+fsdp__nccl_place fsdp__nccl_ring_begin(fsdp__nccl_comm *c, fsdp__cuda_stream *s, const fsdp_collective *list,
+                                       uint32_t n_parts)
+{
+    fsdp__nccl_ring *ring = c->ring;
+    uint64_t n = atomic_load_explicit(&ring->n, memory_order_relaxed),
+             n_done = atomic_load_explicit(&ring->n_done, memory_order_acquire);
+    while (ring->n_released < n_done) release(c, &ring->entry[ring->n_released++ % FSDP__NCCL_RING]);
+    if (n - n_done == FSDP__NCCL_RING) atomic_store_explicit(&ring->is_full, true, memory_order_relaxed);
+    bool captured = is_captured(s, &list[0]); /* an event would be a part of what is captured */
+    fsdp__call call;
+    fsdp__call_fill(&call, &list[0], c->n_enqueued + 1, 0, n_parts);
+    if (atomic_load_explicit(&ring->is_full, memory_order_relaxed)) {
+        fsdp__cuda_front_drop(s);
+        if (captured) return FSDP__NCCL_UNWATCHED;
+        if (begin_last(ring, s->native, &call)) return FSDP__NCCL_LAST;
+    }
+    fsdp__nccl_entry *entry = &ring->entry[n % FSDP__NCCL_RING];
+    release(c, entry); /* of one that failed */
+    entry->call = call;
+    if (captured) fsdp__cuda_front_drop(s);
+    else if (!take_front(c, s, &entry->begin)) return FSDP__NCCL_UNWATCHED;
+    atomic_store_explicit(&ring->inside, c->n_enqueued + 1, memory_order_release);
+    return captured ? FSDP__NCCL_CAPTURED : FSDP__NCCL_IN_RING;
+}
+
+static void end_last(fsdp__nccl_ring *ring, cudaStream_t stream, bool enqueued)
+{
+    pthread_mutex_lock(&ring->lock);
+    if (enqueued && record(ring->last_end, stream)) ring->last_enqueued = true;
+    ring->last_inside = false;
     pthread_mutex_unlock(&ring->lock);
 }
 
-void fsdp__nccl_ring_end(fsdp__nccl_comm *c, cudaStream_t stream, const fsdp_collective *list, uint32_t n_parts)
+/* The event at its end is where the stream stands from now on; whoever records one next shares it. */
+static bool end_entry(fsdp__nccl_comm *c, fsdp__cuda_stream *s, fsdp__nccl_entry *entry)
+{
+    bool known = fsdp__cuda_front_is_known(s);
+    fsdp__cuda_moment *end = NULL;
+    if (fsdp__cuda_moment_take(c->dev, known ? 2 : 1, &end) != FSDP_OK) return false;
+    if (!record(end->native, s->native)) {
+        fsdp__cuda_moment_release(c->dev, end);
+        if (known) fsdp__cuda_moment_release(c->dev, end);
+        return false;
+    }
+    entry->end = end;
+    if (known) fsdp__cuda_front_set(s, end);
+    return true;
+}
+
+void fsdp__nccl_ring_end(fsdp__nccl_comm *c, fsdp__cuda_stream *s, fsdp__nccl_place place, bool enqueued)
 {
     fsdp__nccl_ring *ring = c->ring;
     uint64_t n = atomic_load_explicit(&ring->n, memory_order_relaxed);
-    fsdp__nccl_entry *entry = &ring->entry[n % FSDP__NCCL_RING];
-    if (atomic_load_explicit(&ring->is_full, memory_order_relaxed)) {
-        fsdp__call call;
-        fsdp__call_fill(&call, &list[0], c->n_enqueued + 1, 0, n_parts);
-        end_last(ring, stream, &call);
-        return;
-    }
-    fsdp__call_fill(&entry->call, &list[0], c->n_enqueued + 1, 0, n_parts);
-    if (record(entry->end, stream)) atomic_store_explicit(&ring->n, n + 1, memory_order_release);
+    if (place == FSDP__NCCL_LAST) end_last(ring, s->native, enqueued);
+    if (place == FSDP__NCCL_IN_RING && enqueued && end_entry(c, s, &ring->entry[n % FSDP__NCCL_RING]))
+        atomic_store_explicit(&ring->n, n + 1, memory_order_release);
+    if (place == FSDP__NCCL_IN_RING || place == FSDP__NCCL_CAPTURED)
+        atomic_store_explicit(&ring->inside, 0, memory_order_release);
 }
 
 /* ---- The ring: the watch's side ---- */
@@ -117,6 +174,13 @@ static bool is_done(fsdp__nccl_comm *c, cudaEvent_t event)
     return false;
 }
 
+static bool has_begun(fsdp__nccl_comm *c, const fsdp__nccl_entry *entry)
+{
+    for (uint32_t i = 0; i < entry->begin.n; i++)
+        if (!is_done(c, entry->begin.at[i]->native)) return false;
+    return true;
+}
+
 static void judge(const fsdp__nccl_comm *c, const fsdp__call *call, uint64_t waited_ns, verdict *v)
 {
     char what[256];
@@ -127,17 +191,29 @@ static void judge(const fsdp__nccl_comm *c, const fsdp__call *call, uint64_t wai
              what, c->index > 0 ? " on communicator 1" : "");
 }
 
-/* Groups beyond the ring. True: none is left. */
-static bool look_at_last(fsdp__nccl_comm *c, uint64_t now_ns, verdict *v)
+/* Groups beyond the ring: only the newest is known, and like any other it counts from when its stream came to it, so that what
+ * is still computed before it is nobody's fault. Who hangs before it is found by the host's own deadlines. */
+static void look_at_last(fsdp__nccl_comm *c, uint64_t now_ns, verdict *v)
 {
     fsdp__nccl_ring *ring = c->ring;
     pthread_mutex_lock(&ring->lock);
-    bool known = ring->last_ns != 0, done = known && is_done(c, ring->last.end);
-    if (done) ring->last_ns = 0;
-    uint64_t since_ns = ring->since_ns > ring->last_ns ? ring->since_ns : ring->last_ns;
-    if (known && !done && now_ns > since_ns) judge(c, &ring->last.call, now_ns - since_ns, v);
+    if (!ring->last_inside && (!ring->last_enqueued || is_done(c, ring->last_end))) {
+        ring->last_enqueued = false;
+        atomic_store(&ring->is_full, false); /* with the lock held: the next one finds room in the ring */
+    } else if (ring->last_since_ns != 0) {
+        judge(c, &ring->last_call, now_ns - ring->last_since_ns, v);
+    } else if (ring->last_begun && is_done(c, ring->last_begin)) {
+        ring->last_since_ns = now_ns;
+    }
     pthread_mutex_unlock(&ring->lock);
-    return done;
+}
+
+/* Since when the GPU, or only the host, has been in this one. */
+static void look_at_entry(fsdp__nccl_comm *c, const fsdp__nccl_entry *entry, uint64_t now_ns, verdict *v)
+{
+    uint64_t *since_ns = &c->ring->since_ns;
+    if (*since_ns == 0 && has_begun(c, entry)) *since_ns = now_ns;
+    if (*since_ns != 0) judge(c, &entry->call, now_ns - *since_ns, v);
 }
 
 /* How long the GPU has been in the oldest that is not over: from when its stream came to it, not while it still computes what
@@ -145,25 +221,27 @@ static bool look_at_last(fsdp__nccl_comm *c, uint64_t now_ns, verdict *v)
 static void look_at_ring(fsdp__nccl_comm *c, uint64_t now_ns, verdict *v)
 {
     fsdp__nccl_ring *ring = c->ring;
-    uint64_t n = atomic_load_explicit(&ring->n, memory_order_acquire), i = atomic_load(&ring->n_done);
+    uint64_t inside = atomic_load_explicit(&ring->inside, memory_order_acquire),
+             n = atomic_load_explicit(&ring->n, memory_order_acquire), i = atomic_load(&ring->n_done);
     for (; i < n; i++) {
         const fsdp__nccl_entry *entry = &ring->entry[i % FSDP__NCCL_RING];
-        if (is_done(c, entry->end)) {
-            ring->since_ns = 0;
-            continue;
+        if (!is_done(c, entry->end->native)) {
+            look_at_entry(c, entry, now_ns, v);
+            break;
         }
-        if (ring->since_ns == 0 && is_done(c, entry->begin)) ring->since_ns = now_ns;
-        if (ring->since_ns != 0) judge(c, &entry->call, now_ns - ring->since_ns, v);
-        break;
+        ring->since_ns = 0;
     }
     atomic_store_explicit(&ring->n_done, i, memory_order_release);
-    v->busy |= i < n;
-    if (i < n || !atomic_load(&ring->is_full)) return;
-    if (ring->since_ns == 0) ring->since_ns = now_ns;
+    v->busy |= i < n || inside != 0;
+    if (i < n) return;
+    if (!atomic_load(&ring->is_full)) {
+        if (inside != ring->seen_inside) ring->since_ns = 0;
+        ring->seen_inside = inside;
+        if (inside != 0) look_at_entry(c, &ring->entry[n % FSDP__NCCL_RING], now_ns, v);
+        return;
+    }
     v->busy = true;
-    if (!look_at_last(c, now_ns, v)) return;
-    ring->since_ns = 0;
-    atomic_store(&ring->is_full, false);
+    look_at_last(c, now_ns, v);
 }
 
 /* What NCCL itself has found: mostly that a connection to a peer broke. The side channel finds that, too, and names him. With
@@ -199,8 +277,9 @@ void fsdp__nccl_tell(fsdp__nccl_team *team, fsdp_status status, const char *sent
 /* This rank's GPU is broken, and its host has not come by to say so. */
 static void look_at_device(fsdp__nccl_team *team, uint64_t now_ns, verdict *v)
 {
-    if (v->status != FSDP_OK || atomic_load(&team->dev->status) == FSDP_OK) return;
-    if (!atomic_load(&team->dev->broken)) { /* it was aborted, and so are they */
+    fsdp_status own = (fsdp_status)atomic_load(&team->dev->status);
+    if (v->status != FSDP_OK || own == FSDP_OK) return;
+    if (own == FSDP_ERR_ABORTED) { /* and so are they */
         v->status = FSDP_ERR_ABORTED;
         snprintf(v->sentence, sizeof v->sentence, "rank %u aborted its device", team->rank);
         return;

@@ -1,25 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* The host backend's config, checked once for all three of its tables. */
-#include <string.h>
-
 #include "check.h"
 #include "host.h"
-
-/* What a launch filled by hand may have wrong, beside rank and world. */
-static fsdp_status check_launch(const fsdp_launch *launch)
-{
-    if (launch->local_world > launch->world || launch->local_rank >= launch->local_world)
-        return fsdp__fail(
-            FSDP_ERR_ARG,
-            "fsdp_launch: local_rank %u in a local_world of %u in a world of %u: they are a rank among the "
-            "ranks of this machine, and the number of those",
-            launch->local_rank, launch->local_world, launch->world);
-    if (memchr(launch->address, 0, sizeof launch->address) == NULL)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch.address has no end within its %zu bytes", sizeof launch->address);
-    if (strcmp(launch->address, "@") == 0)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch.address is \"@\" with no name behind it");
-    return FSDP_OK;
-}
+#include "launch.h"
 
 static fsdp_status read_launch(const fsdp_host_config *config, fsdp__host_setup *out)
 {
@@ -30,9 +13,7 @@ static fsdp_status read_launch(const fsdp_host_config *config, fsdp__host_setup 
     if (config->rank != 0)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_host_config.rank is %u: with launch the rank is launch's, leave this 0",
                           config->rank);
-    if (launch.world == 0 || launch.rank >= launch.world)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_launch: rank %u in a world of %u", launch.rank, launch.world);
-    FSDP_TRY(check_launch(&launch));
+    FSDP_TRY(fsdp__launch_check(&launch));
     if (launch.world > FSDP__ROOM_WORLD)
         return fsdp__fail(FSDP_ERR_UNSUPPORTED,
                           "fsdp_launch: a world of %u: the host backend's shared memory takes %d ranks of one machine",

@@ -2,10 +2,16 @@
 /* bench_kernels [MIB…]: how fast the CUDA backend's kernels are, beside copies from device to device.
  *
  * A size is MiB of fp32: so many elements each array has, whatever its type. Bytes are those that must be read and written,
- * each once. Every launch takes its arrays from another place of two gigabytes, so that no cache helps, and is timed by two
- * events; the table has the median of 30, and its ratio to a copy that moves as many bytes: whatever is launched has a few
- * microseconds beside its bytes, and a sum reads an eighth or a quarter of what a copy of its elements moves. The same as
- * lines of JSON, with the ratios to the copy of as many elements and to the copy of the largest. */
+ * each once. Every launch takes its arrays from another place of two gigabytes or more, so that no cache helps, and is timed
+ * by two events; the table has the median of 30, and in brackets its ratio to the median of a copy that moves as many bytes:
+ * whatever is launched has a few microseconds beside its bytes, and a sum reads an eighth or a quarter of what a copy of its
+ * elements moves. The same as lines of JSON, with the ratios to the copy of as many elements and to the copy of the largest.
+ *
+ * Before each case all memory is numbers from 0.5 to 2 in every type. That matters: what one type has written is NaN and
+ * infinity to another, and AdamW's divisions take longer for those.
+ *
+ * The arrays of a launch follow each other. At sizes that are powers of two all streams of AdamW then are at equal distances;
+ * a model's are not. The lines "staggered" have a bit more than 2 MiB between arrays. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +21,7 @@
 #include "hostmem.h"
 
 enum { N_ARRAYS = 4, N_SEGMENTS = 12, WARM = 5, TIMED = 30, MAX_SIZES = 16, RANDOM_BYTES = 32 << 20 };
+enum { STAGGER = (2 << 20) + 37 * 4096 }; /* bytes between arrays */
 
 typedef enum work { COPY, FILL, CAST, ADD, SQUARES, ADAMW } work;
 
@@ -22,23 +29,27 @@ typedef struct bench_case {
     const char *name;
     work work;
     fsdp_dtype dst, src; /* of what is written; of what is only read */
+    bool staggered;
 } bench_case;
 
 static const bench_case cases[] = {
-    {"copy", COPY, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32},
-    {"fill", FILL, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32},
-    {"cast fp32 to bf16", CAST, FSDP_DTYPE_BF16, FSDP_DTYPE_FP32},
-    {"cast bf16 to fp32", CAST, FSDP_DTYPE_FP32, FSDP_DTYPE_BF16},
-    {"cast fp32 to fp16", CAST, FSDP_DTYPE_FP16, FSDP_DTYPE_FP32},
-    {"cast bf16 to fp16", CAST, FSDP_DTYPE_FP16, FSDP_DTYPE_BF16},
-    {"add fp32 += fp32", ADD, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32},
-    {"add fp32 += bf16", ADD, FSDP_DTYPE_FP32, FSDP_DTYPE_BF16},
-    {"add bf16 += bf16", ADD, FSDP_DTYPE_BF16, FSDP_DTYPE_BF16},
-    {"square sum fp32", SQUARES, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32},
-    {"square sum bf16", SQUARES, FSDP_DTYPE_BF16, FSDP_DTYPE_BF16},
-    {"adamw fp32, gradient fp32", ADAMW, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32},
-    {"adamw fp32, gradient bf16", ADAMW, FSDP_DTYPE_FP32, FSDP_DTYPE_BF16},
-    {"adamw bf16, gradient bf16", ADAMW, FSDP_DTYPE_BF16, FSDP_DTYPE_BF16},
+    {"copy", COPY, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32, false},
+    {"fill", FILL, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32, false},
+    {"cast fp32 to bf16", CAST, FSDP_DTYPE_BF16, FSDP_DTYPE_FP32, false},
+    {"cast bf16 to fp32", CAST, FSDP_DTYPE_FP32, FSDP_DTYPE_BF16, false},
+    {"cast fp32 to fp16", CAST, FSDP_DTYPE_FP16, FSDP_DTYPE_FP32, false},
+    {"cast bf16 to fp16", CAST, FSDP_DTYPE_FP16, FSDP_DTYPE_BF16, false},
+    {"add fp32 += fp32", ADD, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32, false},
+    {"add fp32 += bf16", ADD, FSDP_DTYPE_FP32, FSDP_DTYPE_BF16, false},
+    {"add bf16 += bf16", ADD, FSDP_DTYPE_BF16, FSDP_DTYPE_BF16, false},
+    {"square sum fp32", SQUARES, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32, false},
+    {"square sum bf16", SQUARES, FSDP_DTYPE_BF16, FSDP_DTYPE_BF16, false},
+    {"adamw fp32, gradient fp32", ADAMW, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32, false},
+    {"adamw fp32, gradient bf16", ADAMW, FSDP_DTYPE_FP32, FSDP_DTYPE_BF16, false},
+    {"adamw bf16, gradient bf16", ADAMW, FSDP_DTYPE_BF16, FSDP_DTYPE_BF16, false},
+    {"adamw fp32, fp32, staggered", ADAMW, FSDP_DTYPE_FP32, FSDP_DTYPE_FP32, true},
+    {"adamw fp32, bf16, staggered", ADAMW, FSDP_DTYPE_FP32, FSDP_DTYPE_BF16, true},
+    {"adamw bf16, bf16, staggered", ADAMW, FSDP_DTYPE_BF16, FSDP_DTYPE_BF16, true},
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 
@@ -49,6 +60,7 @@ typedef struct bench {
     fsdp__cuda_stream *stream;
     char *memory; /* of all arrays */
     uint64_t bytes;
+    char *random; /* RANDOM_BYTES, to fill it with */
     fsdp_kernel_segment *table;
     fsdp_device_step *step;
     float *sum;
@@ -68,34 +80,11 @@ static void ok(fsdp_status status)
     exit(1);
 }
 
-static void bench_open(bench *b, uint64_t largest_bytes)
-{
-    static fsdp_host_allocator host;
-    const fsdp_host_allocator none = {NULL, NULL, NULL, NULL};
-    ok(fsdp__host_allocator_resolve(&none, &host));
-    fsdp_device_args args = {.size = sizeof args, .host = &host, .timeout_ns = 60000000000u};
-    fsdp_device_caps caps = {.size = sizeof caps};
-    ops = fsdp_cuda_backend()->device;
-    ok(ops->open(&args, &b->dev, &caps));
-    void *stream, *memory, *small;
-    ok(ops->stream_create(b->dev, "bench", false, &stream));
-    b->stream = stream;
-    /* Two sets of the largest arrays, or a gigabyte and one set more. */
-    b->bytes = 2 * N_ARRAYS * largest_bytes;
-    if (b->bytes < (uint64_t)2 << 30) b->bytes = (uint64_t)2 << 30;
-    ok(ops->mem_alloc(b->dev, b->bytes, FSDP_MEMORY_KIND_DEVICE, &memory));
-    ok(ops->mem_alloc(b->dev, caps.granularity, FSDP_MEMORY_KIND_DEVICE, &small));
-    b->memory = memory;
-    b->table = small;
-    b->step = (fsdp_device_step *)(void *)((char *)small + 65536);
-    b->sum = (float *)(void *)((char *)small + 131072);
-    cuda(cudaMemset(small, 0, caps.granularity), "cudaMemset");
-    const fsdp_device_step step = {.factor = 0.5f, .lr = 1e-3f, .bias1 = 0.1f, .bias2 = 0.001f, .updates = 1};
-    cuda(cudaMemcpy(b->step, &step, sizeof step, cudaMemcpyHostToDevice), "cudaMemcpy");
-}
+/* Of the four arrays of a launch, and what may be between them. */
+static uint64_t bytes_of_set(uint64_t count) { return N_ARRAYS * (4 * count + STAGGER); }
 
 /* Random numbers between 0.5 and 2 in each of the types. */
-static void fill_memory(bench *b)
+static void write_random(const bench *b)
 {
     uint16_t *random = malloc(RANDOM_BYTES);
     if (random == NULL) exit(1);
@@ -104,17 +93,54 @@ static void fill_memory(bench *b)
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         random[i] = (uint16_t)(0x3f00 | (x & 0x7f));
     }
+    cuda(cudaMemcpy(b->random, random, RANDOM_BYTES, cudaMemcpyHostToDevice), "cudaMemcpy");
+    free(random);
+}
+
+static void bench_open(bench *b, uint64_t largest_count)
+{
+    static fsdp_host_allocator host;
+    const fsdp_host_allocator none = {NULL, NULL, NULL, NULL};
+    ok(fsdp__host_allocator_resolve(&none, &host));
+    fsdp_device_args args = {.size = sizeof args, .host = &host, .timeout_ns = 60000000000u};
+    fsdp_device_caps caps = {.size = sizeof caps};
+    ops = fsdp_cuda_backend()->device;
+    ok(ops->open(&args, &b->dev, &caps));
+    void *stream, *memory, *small, *random;
+    ok(ops->stream_create(b->dev, "bench", false, &stream));
+    b->stream = stream;
+    /* Two sets of the largest arrays, or two gigabytes. */
+    b->bytes = 2 * bytes_of_set(largest_count);
+    if (b->bytes < (uint64_t)2 << 30) b->bytes = (uint64_t)2 << 30;
+    b->bytes = (b->bytes + caps.granularity - 1) / caps.granularity * caps.granularity;
+    ok(ops->mem_alloc(b->dev, b->bytes, FSDP_MEMORY_KIND_DEVICE, &memory));
+    ok(ops->mem_alloc(b->dev, caps.granularity, FSDP_MEMORY_KIND_DEVICE, &small));
+    ok(ops->mem_alloc(b->dev, RANDOM_BYTES, FSDP_MEMORY_KIND_DEVICE, &random));
+    b->memory = memory;
+    b->random = random;
+    write_random(b);
+    b->table = small;
+    b->step = (fsdp_device_step *)(void *)((char *)small + 65536);
+    b->sum = (float *)(void *)((char *)small + 131072);
+    cuda(cudaMemset(small, 0, caps.granularity), "cudaMemset");
+    const fsdp_device_step step = {.factor = 0.5f, .lr = 1e-3f, .bias1 = 0.1f, .bias2 = 0.001f, .updates = 1};
+    cuda(cudaMemcpy(b->step, &step, sizeof step, cudaMemcpyHostToDevice), "cudaMemcpy");
+}
+
+static void fill_memory(const bench *b)
+{
     for (uint64_t at = 0; at < b->bytes; at += RANDOM_BYTES) {
         uint64_t n = b->bytes - at < RANDOM_BYTES ? b->bytes - at : RANDOM_BYTES;
-        cuda(cudaMemcpy(b->memory + at, random, n, cudaMemcpyHostToDevice), "cudaMemcpy");
+        cuda(cudaMemcpyAsync(b->memory + at, b->random, n, cudaMemcpyDeviceToDevice, b->stream->native),
+             "cudaMemcpyAsync");
     }
-    free(random);
 }
 
 static void bench_close(bench *b)
 {
     ops->stream_destroy(b->dev, b->stream);
     ops->mem_free(b->dev, b->memory, b->bytes, FSDP_MEMORY_KIND_DEVICE);
+    ops->mem_free(b->dev, b->random, RANDOM_BYTES, FSDP_MEMORY_KIND_DEVICE);
     ops->mem_free(b->dev, b->table, 2 << 20, FSDP_MEMORY_KIND_DEVICE);
     ops->close(b->dev);
 }
@@ -132,11 +158,12 @@ static uint64_t bytes_of(const bench_case *c, uint64_t count)
     }
 }
 
-/* arrays: the first of four that follow each other. */
+/* arrays: the first of four. */
 static fsdp_device_op make_op(const bench *b, const bench_case *c, char *arrays, uint64_t count)
 {
-    char *const dst = arrays, *const src = arrays + 4 * count;
-    float *const m = (float *)(void *)(arrays + 8 * count), *const v = (float *)(void *)(arrays + 12 * count);
+    const uint64_t next = 4 * count + (c->staggered ? STAGGER : 0);
+    char *const dst = arrays, *const src = arrays + next;
+    float *const m = (float *)(void *)(arrays + 2 * next), *const v = (float *)(void *)(arrays + 3 * next);
     switch (c->work) {
     case COPY: return (fsdp_device_op){.kind = FSDP_OPERATION_COPY, .u.copy = {dst, src, 4 * count}};
     case FILL: return (fsdp_device_op){.kind = FSDP_OPERATION_FILL, .u.fill = {dst, 4 * count, 0x3f}};
@@ -183,10 +210,10 @@ static int by_size(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* bytes: 0, or the case is not launched, but a copy that moves so many, or half of the four arrays to the other half. */
+/* bytes: 0, or the case is not launched, but a copy that moves so many: at most half of the set to the other half. */
 static fsdp_device_op choose_op(const bench *b, const bench_case *c, char *arrays, uint64_t count, uint64_t bytes)
 {
-    const uint64_t half = 2 * N_ARRAYS * count, part = bytes / 2 < half ? bytes / 2 : half;
+    const uint64_t half = bytes_of_set(count) / 2, part = bytes / 2 < half ? bytes / 2 : half;
     if (bytes == 0) return make_op(b, c, arrays, count);
     return (fsdp_device_op){.kind = FSDP_OPERATION_COPY, .u.copy = {arrays, arrays + half, part}};
 }
@@ -195,11 +222,12 @@ static double median_seconds(const bench *b, const bench_case *c, uint64_t count
 {
     cudaEvent_t begin[TIMED], end[TIMED];
     float ms[TIMED];
-    const uint64_t set_bytes = 4 * N_ARRAYS * count, n_sets = b->bytes / set_bytes;
+    const uint64_t set_bytes = bytes_of_set(count), n_sets = b->bytes / set_bytes;
     for (int i = 0; i < TIMED; i++) {
         cuda(cudaEventCreate(&begin[i]), "cudaEventCreate");
         cuda(cudaEventCreate(&end[i]), "cudaEventCreate");
     }
+    fill_memory(b);
     /* While the GPU stands, the host gets ahead: no time of its own is between two events. */
     const fsdp_device_op delay = {.kind = FSDP_OPERATION_DELAY, .u.delay = {5000000}};
     ok(ops->launch(b->dev, b->stream, &delay, NULL));
@@ -228,7 +256,7 @@ typedef struct rates {
 static void measure(const bench *b, rates *r, int s, uint64_t count)
 {
     for (int k = 0; k < N_CASES; k++) {
-        const uint64_t bytes = bytes_of(&cases[k], count), set_bytes = 4 * N_ARRAYS * count;
+        const uint64_t bytes = bytes_of(&cases[k], count), set_bytes = bytes_of_set(count);
         r->of[k][s] = (double)bytes / median_seconds(b, &cases[k], count, 0) * 1e-9;
         r->copy[k][s] =
             (double)(bytes < set_bytes ? bytes : set_bytes) / median_seconds(b, &cases[k], count, bytes) * 1e-9;
@@ -272,8 +300,7 @@ int main(int argc, char **argv)
         return 77;
     }
     bench b;
-    bench_open(&b, mib[n_sizes - 1] << 20);
-    fill_memory(&b);
+    bench_open(&b, mib[n_sizes - 1] << 18);
     for (int s = 0; s < n_sizes; s++) {
         const uint64_t count = mib[s] << 18;
         write_table(&b, count);

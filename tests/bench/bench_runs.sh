@@ -22,8 +22,8 @@ gpu_count() { nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true; }
 # tag KEYS: lines of JSON from standard input into the results, with KEYS in front; other lines are dropped.
 tag() { sed -n "s/^{/{$1,/p" >>"$results"; }
 
-# run_ranks WORLD KEYS COMMAND…: one run on WORLD ranks, `deadline` (90) seconds at most; one that fails is reported and made once
-# more (`tries`: 2).
+# run_ranks WORLD KEYS COMMAND…: one run on WORLD ranks, `deadline` (90) seconds at most; one that fails is reported, with what it
+# said last, and made once more (`tries`: 2); then the next one has its turn.
 run_ranks() {
     local ranks=$1 keys=$2 try rc started flags=(--deadline "${deadline:-90}")
     shift 2
@@ -35,18 +35,18 @@ run_ranks() {
     for ((try = 1; try <= ${tries:-2}; try++)); do
         started=$SECONDS
         rc=0
-        bash "$bench_dir/ranks.sh" "$ranks" "${flags[@]}" "$@" >"$out/.run" 2>>"$out/log" || rc=$?
-        cat "$out/.run" >>"$out/log"
+        bash "$bench_dir/ranks.sh" "$ranks" "${flags[@]}" "$@" >"$out/.run" 2>"$out/.said" || rc=$?
+        cat "$out/.said" "$out/.run" >>"$out/log"
         if [ "$rc" = 0 ]; then
             tag "$keys" <"$out/.run"
-            rm -f "$out/.run"
+            rm -f "$out/.run" "$out/.said"
             return 0
         fi
         failed_runs=$((failed_runs + 1))
         echo "run failed (status $rc, after $((SECONDS - started)) s$([ "$rc" = 124 ] && echo ", deadline"), try $try): $*"
-        tail -n 40 "$out/log" | grep -v '^{' | tail -n 5 | cut -c 1-200 | sed 's/^/    /' || true
+        { grep -m 1 '^bench_prefetch: ' "$out/.said"; tail -n 8 "$out/.said"; } | cut -c 1-200 | sed 's/^/    /' || true
     done
-    rm -f "$out/.run"
+    rm -f "$out/.run" "$out/.said"
     return 0
 }
 

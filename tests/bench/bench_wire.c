@@ -2,17 +2,25 @@
 /* All-gather and reduce-scatter by size: what NCCL reaches alone, and what is left of it through the library's calls.
  *
  *     ranks.sh WORLD bench_wire [--from MIB] [--to MIB] [--window] [--cta-zero] [--json]        1 to 1024 MiB
+ *     ranks.sh WORLD bench_wire --sizes step | BYTES[,BYTES…] [--json]
  *
  * Both on the same communicator (fsdp_nccl_comm) and stream, by turns, in place, bf16 gathers and fp32 sums as a step makes
  * them. Bytes are those of the whole buffer; bus bandwidth is bytes × (world − 1) / world / time. Host time is that of
- * enqueueing one. The last gather's bytes are checked. --window: buffers from ncclMemAlloc, registered as windows. */
+ * enqueueing one. The last gather's bytes are checked. --window: buffers from ncclMemAlloc, registered as windows.
+ *
+ * --sizes: does it matter that a shard is no round number of bytes, or where it lies? A size is a rank's part of a bf16
+ * all-gather; the reduce-scatter beside it has as many fp32 elements, twice the bytes. NCCL alone: in place and not, on a
+ * whole page and 512 bytes behind one, and both collectives at once on two streams, as backward has them. All cases take
+ * turns, so that a slow moment meets each. `step`: 8 MiB, and what biases, pads and whole MiB make of it. NCCL's own
+ * variables (NCCL_PROTO, NCCL_ALGO, NCCL_MAX_NCHANNELS, NCCL_BUFFSIZE …) reach every rank through ranks.sh and are printed. */
 #include <string.h>
+#include <unistd.h>
 
 #include "block_bench.h"
 #include "fsdp/cuda.h"
 #include "fsdp/nccl.h"
 
-enum { REPEATS = 5 };
+enum { REPEATS = 5, MOST_SIZES = 16, TURNS = 8, IN_A_ROW = 3, PAGE = 2 << 20, OFF_PAGE = 512 };
 
 typedef struct wire {
     block_options o;
@@ -24,6 +32,10 @@ typedef struct wire {
     fsdp_stream *s;
     char *buffer;
     uint64_t from, to;
+    uint64_t size[MOST_SIZES];
+    uint32_t n_sizes;
+    char *other; /* with sizes: what is not in place comes from here, or goes here */
+    cudaStream_t second;
 } wire;
 
 typedef struct timing {
@@ -104,6 +116,143 @@ static void check(wire *w)
     CUDA(cudaDeviceSynchronize());
 }
 
+/* ---- --sizes ---- */
+
+typedef enum wire_kind { GATHER, REDUCE, AT_ONCE, KINDS } wire_kind;
+
+typedef struct wire_case {
+    wire_kind kind;
+    bool in_place;
+    uint64_t bytes, offset;
+    double ms[TURNS];
+} wire_case;
+
+static void start_gather(wire *w, const wire_case *c)
+{
+    char *full = w->buffer + c->offset, *mine = full + w->launch.rank * c->bytes;
+    NCCL(
+        ncclAllGather(c->in_place ? mine : w->other + c->offset, full, c->bytes / 2, ncclBfloat16, w->nccl, w->native));
+}
+
+/* On the bytes that a gather beside it writes: nobody looks at the values. */
+static void start_reduce(wire *w, const wire_case *c, cudaStream_t stream)
+{
+    char *full = w->buffer + c->offset, *mine = full + w->launch.rank * c->bytes * 2;
+    NCCL(ncclReduceScatter(full, c->in_place ? mine : w->other + c->offset, c->bytes / 2, ncclFloat, ncclSum, w->nccl,
+                           stream));
+}
+
+static double run_case(wire *w, const wire_case *c)
+{
+    CUDA(cudaDeviceSynchronize());
+    LIB(fsdp_barrier(w->comm, w->s, NULL));
+    CUDA(cudaDeviceSynchronize());
+    const uint64_t start = block_now();
+    for (int i = 0; i < IN_A_ROW; i++) {
+        if (c->kind != REDUCE) start_gather(w, c);
+        if (c->kind != GATHER) start_reduce(w, c, c->kind == REDUCE ? w->native : w->second);
+    }
+    CUDA(cudaDeviceSynchronize());
+    return (double)(block_now() - start) * 1e-6 / IN_A_ROW;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* first: the median of the same kind and place at the first size. */
+static double print_wire_case(const wire *w, wire_case *c, double first)
+{
+    static const char *const names[KINDS] = {"all-gather", "reduce-scatter", "both at once"};
+    qsort(c->ms, TURNS, sizeof *c->ms, by_value);
+    const double middle = (c->ms[TURNS / 2 - 1] + c->ms[TURNS / 2]) / 2, moved = (double)c->bytes *
+                                                                                 (c->kind == GATHER   ? 1
+                                                                                  : c->kind == REDUCE ? 2
+                                                                                                      : 3) *
+                                                                                 (w->launch.world - 1);
+    const double ratio = middle / (first > 0 ? first : middle);
+    printf(w->o.json
+               ? "{\"wire\":\"%s\",\"in_place\":%d,\"world\":%u,\"rank_bytes\":%llu,\"over_page\":%llu,\"ms\":%.4f,"
+                 "\"ms_min\":%.4f,\"ms_max\":%.4f,\"GBps\":%.3f,\"to_first\":%.4f}\n"
+               : "%-14s in place %d  world %u  %9llu bytes a rank  offset %4llu  %8.3f ms (%.3f to %.3f)  %7.3f "
+                 "GB/s  %.3f of the first size's\n",
+           names[c->kind], c->in_place, w->launch.world, (unsigned long long)c->bytes, (unsigned long long)c->offset,
+           middle, c->ms[0], c->ms[TURNS - 1], moved / middle * 1e-6, ratio);
+    return first > 0 ? first : middle;
+}
+
+static void print_environment(const wire *w)
+{
+    int version;
+    NCCL(ncclGetVersion(&version));
+    if (w->o.json) return;
+    printf("NCCL %d", version);
+    for (char **one = environ; *one != NULL; one++)
+        if (strncmp(*one, "NCCL_", 5) == 0 && strncmp(*one, "NCCL_HOSTID", 11) != 0) printf(" %s", *one);
+    printf("\n");
+}
+
+static void run_sizes(wire *w)
+{
+    enum { PLACES = 3 };
+    static const struct {
+        bool in_place;
+        uint64_t offset;
+    } place[PLACES] = {{true, 0}, {true, OFF_PAGE}, {false, 0}};
+    static wire_case cases[KINDS * PLACES][MOST_SIZES];
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < w->n_sizes; i++) most = w->size[i] > most ? w->size[i] : most;
+    const uint64_t full = most * 2 * w->launch.world + PAGE, part = most * 2 + PAGE;
+    CUDA(cudaMalloc((void **)&w->buffer, full));
+    CUDA(cudaMalloc((void **)&w->other, part));
+    CUDA(cudaMemset(w->buffer, 0, full));
+    CUDA(cudaMemset(w->other, 0, part));
+    CUDA(cudaStreamCreateWithFlags(&w->second, cudaStreamNonBlocking));
+    for (int turn = -1; turn < TURNS; turn++)
+        for (int k = 0; k < KINDS * PLACES; k++)
+            for (uint32_t i = 0; i < w->n_sizes; i++) {
+                wire_case *c = &cases[k][i];
+                c->kind = (wire_kind)(k / PLACES);
+                c->in_place = place[k % PLACES].in_place;
+                c->offset = place[k % PLACES].offset;
+                c->bytes = w->size[i];
+                const double ms = run_case(w, c);
+                if (turn >= 0) c->ms[turn] = ms;
+            }
+    if (w->launch.rank != 0) return;
+    print_environment(w);
+    for (int k = 0; k < KINDS * PLACES; k++) {
+        double first = 0;
+        for (uint32_t i = 0; i < w->n_sizes; i++) first = print_wire_case(w, &cases[k][i], first);
+    }
+    fflush(stdout);
+}
+
+/* What a block of width 1024 comes to on two ranks, and near it. */
+static bool set_sizes(wire *w, const char *text)
+{
+    static const uint64_t step[] = {8 << 20,           (8 << 20) - 5120,  (8 << 20) + 512, (8 << 20) + 5120,
+                                    (8 << 20) + 10240, (8 << 20) + 65536, 9 << 20,         12 << 20};
+    if (strcmp(text, "step") == 0) {
+        w->n_sizes = sizeof step / sizeof *step;
+        memcpy(w->size, step, sizeof step);
+        return true;
+    }
+    for (const char *at = text;; at++) {
+        char *end;
+        const unsigned long long bytes = strtoull(at, &end, 10);
+        if (end == at || bytes == 0 || bytes % 4 != 0 || bytes > 1ull << 32 || w->n_sizes == MOST_SIZES) return false;
+        w->size[w->n_sizes++] = bytes;
+        if (*end == '\0') return true;
+        if (*end != ',') return false;
+        at = end;
+    }
+}
+
+/* ---- Both ---- */
+
 static void take_buffer(wire *w)
 {
     const uint64_t bytes = w->to << 20;
@@ -130,10 +279,13 @@ static void parse(wire *w, int argc, char **argv)
         else if (strcmp(argv[i], "--cta-zero") == 0) w->o.cta_zero = true;
         else if (strcmp(argv[i], "--from") == 0 && i + 1 < argc) w->from = strtoull(argv[++i], NULL, 10);
         else if (strcmp(argv[i], "--to") == 0 && i + 1 < argc) w->to = strtoull(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--sizes") == 0 && i + 1 < argc && set_sizes(w, argv[i + 1])) i++;
         else w->from = 0;
     }
+    if (w->n_sizes > 0 && (w->o.window || w->o.cta_zero)) w->from = 0;
     if (w->from > 0 && w->from <= w->to && w->to <= 16384) return;
-    fprintf(stderr, "usage: ranks.sh WORLD bench_wire [--from MIB] [--to MIB] [--window] [--cta-zero] [--json]\n");
+    fprintf(stderr, "usage: ranks.sh WORLD bench_wire [--from MIB] [--to MIB] [--window] [--cta-zero] [--json]\n"
+                    "       ranks.sh WORLD bench_wire --sizes step | BYTES[,BYTES…] [--json]\n");
     exit(2);
 }
 
@@ -167,10 +319,14 @@ int main(int argc, char **argv)
     LIB(fsdp_cuda_stream_wrap(w.ctx, w.native, "wire", &w.s));
     w.comm = fsdp_context_comm(w.ctx);
     w.nccl = fsdp_nccl_comm(w.comm);
-    take_buffer(&w);
-    check(&w);
-    for (int gather = 1; gather >= 0; gather--)
-        for (uint64_t mib = w.from; mib <= w.to; mib *= 4) run_size(&w, gather == 1, mib << 20);
+    if (w.n_sizes > 0) {
+        run_sizes(&w);
+    } else {
+        take_buffer(&w);
+        check(&w);
+        for (int gather = 1; gather >= 0; gather--)
+            for (uint64_t mib = w.from; mib <= w.to; mib *= 4) run_size(&w, gather == 1, mib << 20);
+    }
     LIB(fsdp_stream_release(w.s));
     LIB(fsdp_context_destroy(w.ctx));
     return 0;

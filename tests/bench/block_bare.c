@@ -43,7 +43,6 @@ static void gather(bare *b, uint32_t layer)
 static void forward(bare *b, bool compute)
 {
     block_way *way = b->way;
-    const uint64_t dim = way->options->dim;
     for (uint32_t l = 0; l < b->layers; l++) {
         block_enter(way);
         if (l == 0) {
@@ -56,7 +55,7 @@ static void forward(bare *b, bool compute)
             if (l + k < b->layers && (k == b->depth || l == 0)) gather(b, l + k);
         block_leave_hook(way);
         const void *params[BLOCK_PARAMS];
-        for (int i = 0; i < BLOCK_PARAMS; i++) params[i] = b->full[b->slot_of[l]] + 2 * block_offset(dim, i);
+        block_params_at(way, b->full[b->slot_of[l]], params);
         if (compute) block_forward(way->math, l, params);
         block_enter(way);
         CUDA(cudaEventRecord(b->used[l], way->stream));
@@ -84,7 +83,6 @@ static void gather_back(bare *b, uint32_t l)
 static void backward(bare *b, bool compute)
 {
     block_way *way = b->way;
-    const uint64_t dim = way->options->dim;
     for (uint32_t l = b->layers; l-- > 0;) {
         block_enter(way);
         gather_back(b, l);
@@ -93,10 +91,8 @@ static void backward(bare *b, bool compute)
         block_leave_hook(way);
         const void *params[BLOCK_PARAMS];
         float *grads[BLOCK_PARAMS];
-        for (int i = 0; i < BLOCK_PARAMS; i++) {
-            params[i] = b->full[b->slot_of[l]] + 2 * block_offset(dim, i);
-            grads[i] = b->grad[l % 2] + block_offset(dim, i);
-        }
+        block_params_at(way, b->full[b->slot_of[l]], params);
+        block_grads_at(way, b->grad[l % 2], grads);
         if (compute) block_backward(way->math, l, params, grads);
         block_enter(way);
         CUDA(cudaEventRecord(b->used[l], way->stream));
@@ -149,9 +145,9 @@ static void bare_capture(block_way *way)
     CUDA(cudaStreamBeginCapture(way->stream, cudaStreamCaptureModeThreadLocal));
     bare_step(way, true);
     CUDA(cudaStreamEndCapture(way->stream, &b->graph));
-    CUDA(cudaGraphInstantiate(&b->exec, b->graph, 0));
-    CUDA(cudaGraphUpload(b->exec, way->stream));
-    CUDA(cudaDeviceSynchronize());
+    block_stage = "instantiating the graph";
+    CUDA(cudaGraphInstantiate(&b->exec, b->graph, cudaGraphInstantiateFlagUseNodePriority));
+    block_stage = "replaying";
 }
 
 static void bare_replay(block_way *way)
@@ -196,6 +192,7 @@ static void *take(bare *b, uint64_t bytes, bool for_window)
     if (for_window) NCCL(ncclMemAlloc(&ptr, bytes));
     else CUDA(cudaMalloc(&ptr, bytes));
     CUDA(cudaMemset(ptr, 0, bytes));
+    CUDA(cudaDeviceSynchronize()); /* our streams do not wait for the default stream, where memsets are */
     b->way->device_bytes += bytes;
     return ptr;
 }
@@ -214,8 +211,7 @@ static void register_window(ncclComm_t comm, void *range, uint64_t bytes)
 static void open_memory(bare *b)
 {
     const block_options *o = b->way->options;
-    const uint64_t quantum = 128ull * b->world;
-    b->elems = (block_elems(o->dim) + quantum - 1) / quantum * quantum;
+    b->elems = block_padded_elems(o, b->world);
     b->shard = b->elems / b->world;
     for (uint32_t l = 0; l < b->layers; l++) {
         float **const at[] = {&b->master[l], &b->gradient[l], &b->m[l], &b->v[l]};

@@ -43,6 +43,8 @@ typedef struct block_options {
     bool library, fused, json, captured, window, cta_zero;
     bool keep; /* bare: keep the last depth + 1 units of forward for backward, as the library does, not only the last */
     bool one_lane; /* bare: gathers and reductions on one stream */
+    bool no_bias;  /* units are weights alone; compute adds zeros that every rank has */
+    uint64_t pad;  /* a rank's part of a gather is made a multiple of so many bytes; 0: of 256 */
     uint32_t layers, dim, depth, comms, steps, rounds, n_tokens, what;
     uint64_t tokens[BLOCK_MOST_CASES];
     const char *timeline; /* library: draw a step of the last case to this file */
@@ -61,6 +63,8 @@ struct block_way {
     int device;
     cudaStream_t stream; /* compute */
     block_math *math;
+    void *zeros;         /* with no_bias: what stands for a bias, */
+    float *bias_scratch; /* and where its gradient goes */
     block_times times;
     void *self;
     void (*step)(block_way *way, bool compute); /* enqueue one; without compute also without the optimizer */
@@ -82,6 +86,7 @@ void block_bare_open(block_way *way);
 void block_library_open(block_way *way);
 
 int block_bench_main(int argc, char **argv);
+extern const char *volatile block_stage;                  /* what is being done, for the sentence of a crash */
 bool block_measure_case(block_way *way, uint64_t tokens); /* prints; false: bytes are not as predicted */
 
 /* block_calls.c */
@@ -96,6 +101,39 @@ static inline uint64_t block_now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Elements of a unit's parameters, and where parameter i begins. */
+static inline uint64_t block_unit_elems(const block_options *o)
+{
+    const uint64_t dim = o->dim;
+    return o->no_bias ? 8 * dim * dim : block_elems(dim);
+}
+
+static inline uint64_t block_unit_offset(const block_options *o, int i)
+{
+    const uint64_t dim = o->dim;
+    return o->no_bias ? (i < 2 ? 0 : 4 * dim * dim) : block_offset(dim, i);
+}
+
+/* Elements of a unit with its pad: what is gathered. */
+static inline uint64_t block_padded_elems(const block_options *o, uint32_t world)
+{
+    const uint64_t quantum = (o->pad > 0 ? o->pad / 2 : 128) * world;
+    return (block_unit_elems(o) + quantum - 1) / quantum * quantum;
+}
+
+/* What a layer computes with, from where its unit lies: bf16 parameters; fp32 gradients. */
+static inline void block_params_at(const block_way *way, const char *full, const void *params[BLOCK_PARAMS])
+{
+    for (int i = 0; i < BLOCK_PARAMS; i++)
+        params[i] = way->options->no_bias && i % 2 == 1 ? way->zeros : full + 2 * block_unit_offset(way->options, i);
+}
+
+static inline void block_grads_at(const block_way *way, float *full, float *grads[BLOCK_PARAMS])
+{
+    for (int i = 0; i < BLOCK_PARAMS; i++)
+        grads[i] = way->options->no_bias && i % 2 == 1 ? way->bias_scratch : full + block_unit_offset(way->options, i);
 }
 
 static inline void block_nccl_config(const block_options *o, ncclConfig_t *out_config)

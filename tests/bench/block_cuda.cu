@@ -326,6 +326,7 @@ block_math *block_math_create(const block_math_config *config)
     m->loss = take<float>(1, &m->bytes);
     m->gemms = block_gemms_create(config->dim, config->fused, config->stream);
     m->bytes += BLOCK_WORKSPACE;
+    MUST(cudaDeviceSynchronize()); /* take's memsets are on the default stream: our stream would not wait for them */
     return m;
 }
 

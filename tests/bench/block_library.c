@@ -12,16 +12,35 @@ typedef struct library {
     fsdp_stream *s;
     fsdp_model *model;
     fsdp_unit *unit[BLOCK_MOST_LAYERS];
+    int place[BLOCK_PARAMS + 1], n_params; /* of a unit's parameters: which of a block's; BLOCK_PARAMS: a pad */
     fsdp_adamw *opt;
     fsdp_capture *capture;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
 } library;
 
+static void find_params(const block_way *way, const fsdp_view *view, const void *params[BLOCK_PARAMS])
+{
+    const library *b = way->self;
+    for (int i = 0; i < BLOCK_PARAMS; i++) params[i] = way->zeros;
+    for (int i = 0; i < b->n_params; i++)
+        if (b->place[i] < BLOCK_PARAMS) params[b->place[i]] = view->params[i];
+}
+
+static void find_grads(const block_way *way, const fsdp_view *view, float *grads[BLOCK_PARAMS])
+{
+    const library *b = way->self;
+    for (int i = 0; i < BLOCK_PARAMS; i++) grads[i] = way->bias_scratch;
+    for (int i = 0; i < b->n_params; i++)
+        if (b->place[i] < BLOCK_PARAMS) grads[b->place[i]] = view->grads[i];
+}
+
 static void library_step(block_way *way, bool compute)
 {
     library *b = way->self;
     const uint32_t layers = way->options->layers;
+    const void *params[BLOCK_PARAMS];
+    float *grads[BLOCK_PARAMS];
     fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
     fsdp_view view = FSDP_VIEW_INIT;
     memset(&way->times, 0, sizeof way->times);
@@ -32,7 +51,8 @@ static void library_step(block_way *way, bool compute)
         block_enter(way);
         LIB(fsdp_forward_begin(b->unit[l], b->s, &view));
         block_leave_hook(way);
-        if (compute) block_forward(way->math, l, (const void *const *)view.params);
+        find_params(way, &view, params);
+        if (compute) block_forward(way->math, l, params);
         block_enter(way);
         LIB(fsdp_forward_end(b->unit[l], b->s));
         block_leave_hook(way);
@@ -42,7 +62,9 @@ static void library_step(block_way *way, bool compute)
         block_enter(way);
         LIB(fsdp_backward_begin(b->unit[l], b->s, &view));
         block_leave_hook(way);
-        if (compute) block_backward(way->math, l, (const void *const *)view.params, (float *const *)view.grads);
+        find_params(way, &view, params);
+        find_grads(way, &view, grads);
+        if (compute) block_backward(way->math, l, params, grads);
         block_enter(way);
         LIB(fsdp_backward_end(b->unit[l], b->s));
         block_leave_hook(way);
@@ -87,9 +109,9 @@ static void library_capture(block_way *way)
     library_step(way, true);
     LIB(fsdp_capture_end(b->ctx, b->s, &b->capture));
     CUDA(cudaStreamEndCapture(way->stream, &b->graph));
-    CUDA(cudaGraphInstantiate(&b->exec, b->graph, 0));
-    CUDA(cudaGraphUpload(b->exec, way->stream));
-    CUDA(cudaDeviceSynchronize());
+    block_stage = "instantiating the graph";
+    CUDA(cudaGraphInstantiate(&b->exec, b->graph, cudaGraphInstantiateFlagUseNodePriority));
+    block_stage = "replaying";
 }
 
 static void library_replay(block_way *way)
@@ -180,7 +202,7 @@ static void open_context(block_way *way, library *b)
 }
 
 typedef struct fill_args {
-    uint64_t dim;
+    const block_options *o;
     block_scales scales;
 } fill_args;
 
@@ -188,29 +210,39 @@ static int fill(void *arg, const fsdp_param_range *range, void *dst)
 {
     const fill_args *f = arg;
     uint32_t layer, param;
-    if (sscanf(fsdp_param_name(range->param), "h.%u.%u", &layer, &param) != 2 || param >= BLOCK_PARAMS) return 1;
-    const uint64_t at = block_offset(f->dim, (int)param) + range->begin;
-    for (uint64_t i = 0; i < range->count; i++) ((float *)dst)[i] = block_first_value(layer, f->dim, f->scales, at + i);
+    if (sscanf(fsdp_param_name(range->param), "h.%u.%u", &layer, &param) != 2 || param > BLOCK_PARAMS) return 1;
+    const bool pad = param == BLOCK_PARAMS;
+    const uint64_t at = (pad ? 0 : block_unit_offset(f->o, (int)param)) + range->begin;
+    for (uint64_t i = 0; i < range->count; i++)
+        ((float *)dst)[i] = pad ? 0.0f : block_first_value(layer, f->o->dim, f->scales, at + i);
     return 0;
 }
 
 static void open_model(block_way *way, library *b)
 {
     const uint64_t d = way->options->dim;
-    const uint64_t dims[BLOCK_PARAMS][2] = {{4 * d, d}, {4 * d, 1}, {d, 4 * d}, {d, 1}};
+    const uint64_t pad = way->options->pad == 0
+                             ? 0
+                             : block_padded_elems(way->options, way->launch.world) - block_unit_elems(way->options);
+    const uint64_t dims[BLOCK_PARAMS + 1][2] = {{4 * d, d}, {4 * d, 1}, {d, 4 * d}, {d, 1}, {pad, 1}};
+    for (int i = 0; i <= BLOCK_PARAMS; i++) {
+        const bool left_out = i == BLOCK_PARAMS ? pad == 0 : i % 2 == 1 && way->options->no_bias;
+        if (!left_out) b->place[b->n_params++] = i;
+    }
     fsdp_model_config config = FSDP_MODEL_CONFIG_INIT;
     config.depth = way->options->depth;
     LIB(fsdp_model_create(b->ctx, &config, &b->model));
     fsdp_unit_config unit = FSDP_UNIT_CONFIG_INIT;
     unit.compute_dtype = FSDP_DTYPE_BF16;
-    unit.zero_grads = false; /* the kernels write every element */
+    unit.zero_grads = pad > 0; /* the kernels write every element, but for a pad's */
     for (uint32_t l = 0; l < way->options->layers; l++) {
         char name[32];
         snprintf(name, sizeof name, "h.%u", l);
         LIB(fsdp_model_add_unit(b->model, name, &unit, &b->unit[l]));
-        for (uint32_t i = 0; i < BLOCK_PARAMS; i++) {
-            snprintf(name, sizeof name, "h.%u.%u", l, i);
-            LIB(fsdp_unit_add_param(b->unit[l], name, i % 2 == 0 ? 2 : 1, dims[i], NULL, NULL));
+        for (int i = 0; i < b->n_params; i++) {
+            const int place = b->place[i];
+            snprintf(name, sizeof name, "h.%u.%d", l, place);
+            LIB(fsdp_unit_add_param(b->unit[l], name, place == 0 || place == 2 ? 2 : 1, dims[place], NULL, NULL));
         }
     }
     LIB(fsdp_adamw_create(b->model, NULL, &b->opt)); /* its defaults are PyTorch's */
@@ -218,7 +250,7 @@ static void open_model(block_way *way, library *b)
     LIB(fsdp_model_predict(b->model, &memory));
     LIB(fsdp_model_seal(b->model));
     way->predicted_bytes = memory.total;
-    fill_args args = {d, block_first_scales(way->options->dim)};
+    fill_args args = {way->options, block_first_scales(way->options->dim)};
     LIB(fsdp_model_fill(b->model, fill, &args, FSDP_DTYPE_FP32));
 }
 

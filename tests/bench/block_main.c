@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* The command line of bench_prefetch --device cuda, and its order of things. */
+#include <execinfo.h>
+#include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "block_bench.h"
+
+const char *volatile block_stage = "opening";
 
 static void usage(int code)
 {
@@ -12,6 +17,7 @@ static void usage(int code)
         "N[,N…]]\n"
         "               [--depth|-k K] [--comms 1|2 | -2 0|1] [--what both,comm,compute] [--steps N] [--rounds N]\n"
         "               [--captured] [--window] [--cta-zero] [--keep] [--one-lane] [--json]\n"
+        "               [--no-bias] [--pad BYTES]\n"
         "               [--timeline FILE.svg]\n"
         "Ranks: tests/bench/ranks.sh WORLD [--one-gpu] bench_prefetch --device cuda …; alone it is a world of one.\n");
     exit(code);
@@ -62,6 +68,7 @@ static bool set_flag(block_options *o, const char *flag)
     else if (is(flag, "--window", NULL)) o->window = true;
     else if (is(flag, "--cta-zero", NULL)) o->cta_zero = true;
     else if (is(flag, "--keep", NULL)) o->keep = true;
+    else if (is(flag, "--no-bias", NULL)) o->no_bias = true;
     else if (is(flag, "--one-lane", NULL)) o->one_lane = true;
     else return false;
     return true;
@@ -80,6 +87,7 @@ static void set_value(block_options *o, const char *flag, const char *text)
     else if (is(flag, "--comms", NULL)) o->comms = (uint32_t)number(text, 1, 2);
     else if (is(flag, "-2", NULL)) o->comms = 1 + (uint32_t)number(text, 0, 1);
     else if (is(flag, "--what", NULL)) set_what(o, text);
+    else if (is(flag, "--pad", NULL)) o->pad = number(text, 0, 1 << 30);
     else if (is(flag, "--timeline", NULL)) o->timeline = text;
     else if (is(flag, "--steps", NULL)) o->steps = (uint32_t)number(text, 2, 256);
     else if (is(flag, "--rounds", NULL)) o->rounds = (uint32_t)number(text, 1, 256);
@@ -108,8 +116,44 @@ static block_options parse(int argc, char **argv)
         fprintf(stderr, "bench_prefetch: --dim %u is no multiple of 128\n", o.dim);
         exit(2);
     }
+    if (o.pad % 256 != 0) {
+        fprintf(stderr, "bench_prefetch: --pad %llu is no multiple of 256\n", (unsigned long long)o.pad);
+        exit(2);
+    }
     if (o.depth >= o.layers) o.depth = o.layers - 1;
     return o;
+}
+
+static void say(const char *text)
+{
+    if (write(STDERR_FILENO, text, strlen(text)) < 0) return;
+}
+
+/* A crash in CUDA, NCCL or here says where: addr2line -e FILE OFFSET makes lines of it. */
+static void crashed(int signal)
+{
+    void *frames[48];
+    say("bench_prefetch: ");
+    say(signal == SIGSEGV ? "segmentation fault" : "crash");
+    say(" while ");
+    say(block_stage);
+    say("\n");
+    backtrace_symbols_fd(frames, backtrace(frames, 48), STDERR_FILENO);
+    _exit(128 + signal);
+}
+
+static void catch_crashes(void)
+{
+    static char stack[1 << 16]; /* of its own: the thread's may be what ran over */
+    void *frame[1];
+    (void)backtrace(frame, 1); /* its first call loads a library */
+    const stack_t other = {.ss_sp = stack, .ss_size = sizeof stack};
+    struct sigaction action = {.sa_handler = crashed, .sa_flags = SA_ONSTACK | (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
+    if (sigaltstack(&other, NULL) != 0) return;
+    (void)sigaction(SIGSEGV, &action, NULL);
+    (void)sigaction(SIGBUS, &action, NULL);
+    (void)sigaction(SIGABRT, &action, NULL);
 }
 
 static void open_math(block_way *way)
@@ -119,11 +163,17 @@ static void open_math(block_way *way)
     for (uint32_t i = 0; i < o->n_tokens; i++)
         if (o->tokens[i] > config.max_tokens) config.max_tokens = o->tokens[i];
     way->math = block_math_create(&config);
+    if (!o->no_bias) return;
+    CUDA(cudaMalloc(&way->zeros, 8ull * o->dim));
+    CUDA(cudaMalloc((void **)&way->bias_scratch, 16ull * o->dim));
+    CUDA(cudaMemset(way->zeros, 0, 8ull * o->dim));
+    CUDA(cudaDeviceSynchronize());
 }
 
 int block_bench_main(int argc, char **argv)
 {
     const block_options o = parse(argc, argv);
+    catch_crashes();
     const fsdp_launch nobody = FSDP_LAUNCH_INIT;
     block_way way = {.options = &o, .launch = nobody};
     LIB(fsdp_launch_from_env(&way.launch));
@@ -141,9 +191,12 @@ int block_bench_main(int argc, char **argv)
     else block_bare_open(&way);
     bool ok = true;
     for (uint32_t i = 0; i < o.n_tokens; i++) ok = block_measure_case(&way, o.tokens[i]) && ok;
+    block_stage = "drawing and closing";
     if (o.timeline != NULL && way.draw != NULL) way.draw(&way, o.timeline);
     way.close(&way);
     block_math_destroy(way.math);
+    CUDA(cudaFree(way.zeros));
+    CUDA(cudaFree(way.bias_scratch));
     CUDA(cudaStreamDestroy(way.stream));
     return ok ? 0 : 1;
 }

@@ -5,7 +5,7 @@
  *     step      one step between two synchronisations of the device, after a small collective that all ranks meet in
  *     stream    ten steps in a row, one synchronisation, / 10
  *     comm      a step's hooks without compute and optimizer, as `step`
- *     captured  a step as a CUDA graph, as `step`; host time is that of launching it
+ *     captured  a step as a CUDA graph, as `step`; host time, a layer, is that of a replay with all that belongs to it
  * A figure is the median, with the smallest and the largest beside it. */
 #include <string.h>
 
@@ -193,16 +193,22 @@ static void print_head(const block_way *way, uint64_t tokens)
     NCCL(ncclGetVersion(&nccl));
     if (o->json)
         printf("{\"way\":\"%s\",\"compute\":\"%s\",\"world\":%u,\"layers\":%u,\"dim\":%u,\"tokens\":%llu,\"depth\":%u,"
-               "\"comms\":%u,\"window\":%s,\"cta_zero\":%s,\"keep\":%s,\"one_lane\":%s,\"nccl\":%d,\"path\":\"%s\"",
+               "\"comms\":%u,\"window\":%s,\"cta_zero\":%s,\"keep\":%s,\"one_lane\":%s,\"no_bias\":%s,\"pad\":%llu,"
+               "\"nccl\":%d,\"path\":\"%s\"",
                name, compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens, o->depth, o->comms,
                o->window ? "true" : "false", o->cta_zero ? "true" : "false", o->keep ? "true" : "false",
-               o->one_lane ? "true" : "false", nccl, way->path);
+               o->one_lane ? "true" : "false", o->no_bias ? "true" : "false", (unsigned long long)o->pad, nccl,
+               way->path);
     else
-        printf(
-            "%s, %s compute: world %u, %u layers × %u, %llu tokens, depth %u, %u communicator%s%s%s%s%s, NCCL %d %s\n",
-            name, compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens, o->depth, o->comms,
-            o->comms == 1 ? "" : "s", o->window ? ", windows" : "", o->cta_zero ? ", no CTAs" : "",
-            o->keep ? ", keeping depth + 1" : "", o->one_lane ? ", one lane" : "", nccl, way->path);
+        printf("%s, %s compute: world %u, %u layers × %u, %llu tokens, depth %u, %u communicator%s%s%s%s%s%s, NCCL %d "
+               "%s\n",
+               name, compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens, o->depth, o->comms,
+               o->comms == 1 ? "" : "s", o->window ? ", windows" : "", o->cta_zero ? ", no CTAs" : "",
+               o->keep ? ", keeping depth + 1" : "", o->one_lane ? ", one lane" : "", o->no_bias ? ", no biases" : "",
+               nccl, way->path);
+    if (!o->json)
+        printf("    a rank's part of a gather: %llu bytes\n",
+               (unsigned long long)block_padded_elems(o, way->launch.world) / way->launch.world * 2);
 }
 
 static void print_bytes(const block_way *way, const figures *f)
@@ -254,15 +260,22 @@ bool block_measure_case(block_way *way, uint64_t tokens)
     figures *f = calloc(1, sizeof *f);
     if (f == NULL) BENCH_FAIL("no memory");
     const uint32_t what = way->options->what;
+    block_stage = "choosing GEMMs";
     block_math_set_tokens(way->math, tokens);
+    block_stage = "computing alone";
     measure_compute(way, f, what & BLOCK_COMPUTE ? way->options->steps : 0);
     if (what & BLOCK_BOTH_WAYS) {
+        block_stage = "warming";
         warm(way, f);
+        block_stage = "measuring steps";
         measure_steps(way, f);
         measure_stream(way, f);
     }
+    block_stage = "measuring collectives alone";
     if (what & BLOCK_COMM) measure_comm(way, f);
+    block_stage = "capturing";
     if (way->options->captured) measure_captured(way, f);
+    block_stage = "printing";
     way->look(way);
     if (way->launch.rank == 0) print_case(way, tokens, f);
     free(f);

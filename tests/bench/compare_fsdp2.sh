@@ -7,20 +7,23 @@
 #   --out DIR        results.jsonl, table.txt, step.svg and log go there (a new folder in /tmp)
 #   --world N        ranks; more than there are GPUs: all on the first one (2)
 #   --repeats N      how often each case runs in each mode (3)
-#   --minutes N      stop repeating in time to end within N minutes; the table says what was left out (no limit)
+#   --minutes N      stop repeating in time to end within N minutes; the table says what was left out (no limit). Below 8: the
+#                    main section without MPS alone, if nothing else is asked for, and no second try of what fails
 #   --mps MODE       off, on or both: without CUDA MPS, with it (both; off with a GPU a rank)
 #   --tokens A,B,C   balanced, communication-bound, communication only (131072,32768,64)
 #   --sections LIST  main, host (hooks' and captured steps' host time, 1 rank and N), fused (main,host,fused)
 #   --peer FILE      another FSDP2 driver (tests/bench/fsdp2_blocks.py)
+#   --no-bias        units of weights alone, in all three
 #   --dry-run        print the commands, run none
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-build=build/cuda out="" world=2 repeats=3 minutes=0 mps=both tokens=131072,32768,64 sections=main,host,fused peer="" dry_run=0
+build=build/cuda out="" world=2 repeats=3 minutes=0 mps="" tokens=131072,32768,64 sections="" peer="" dry_run=0 more=()
 while [ $# -gt 0 ]; do
     case $1 in
     --dry-run) dry_run=1; shift; continue ;;
+    --no-bias) more=(--no-bias); shift; continue ;;
     --build | --out | --world | --repeats | --minutes | --mps | --tokens | --sections | --peer) [ $# -ge 2 ] || exit 2 ;;
-    *) sed -n '3,15s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '3,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
     case $1 in
     --build) build=$2 ;;
@@ -35,6 +38,12 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
+pace=(--steps 5 --rounds 1)
+if [ "$minutes" -gt 0 ] && [ "$minutes" -lt 8 ]; then
+    : "${mps:=off}" "${sections:=main}"
+    pace=(--steps 6 --rounds 2) tries=1 deadline=75
+fi
+: "${mps:=both}" "${sections:=main,host,fused}"
 [ -n "$out" ] || out=$(mktemp -d)
 mkdir -p "$out"
 results=$out/results.jsonl
@@ -49,8 +58,7 @@ bench=$build/tests/bench_prefetch calls=$build/tests/bench_prefetch_calls
 [ "$dry_run" = 1 ] || [ -x "$bench" ] || { echo "no $bench: cmake --preset cuda && cmake --build --preset cuda"; exit 1; }
 gpus=$(gpu_count)
 if [ "$world" -gt "${gpus:-0}" ]; then one_gpu=1; elif [ "$mps" = both ]; then mps=off; fi
-shape=(--layers 8 --dim 1024)
-pace=(--steps 5 --rounds 1)
+shape=(--layers 8 --dim 1024 "${more[@]}") main_pace=("${pace[@]}")
 
 run_bench() { run_ranks "$world" "$1" "$bench" --device cuda --json "${shape[@]}" "${pace[@]}" "${@:2}"; }
 
@@ -95,15 +103,15 @@ run_host() { # what the host pays: small layers, so that the GPU is never the li
     local ranks keys way
     for ranks in 1 "$world"; do
         keys="\"section\":\"host\",\"mps\":\"off\",\"repeat\":1"
-        shape=(--layers 32 --dim 256) pace=(--steps 30 --rounds 1)
-        [ "$ranks" = 1 ] || shape=(--layers 8 --dim 1024) pace=(--steps 15 --rounds 1)
+        shape=(--layers 32 --dim 256 "${more[@]}") pace=(--steps 30 --rounds 1)
+        [ "$ranks" = 1 ] || shape=(--layers 8 --dim 1024 "${more[@]}") pace=(--steps 15 --rounds 1)
         for way in bare library; do
             run_ranks "$ranks" "$keys" "$bench" --device cuda --json "${shape[@]}" "${pace[@]}" --tokens 64 --what both --mode "$way" --captured
             run_ranks "$ranks" "$keys,\"clocked\":true" "$calls" --device cuda --json "${shape[@]}" "${pace[@]}" --tokens 64 --what both --mode "$way"
         done
         [ -n "$peer" ] || run_fsdp2 "$ranks" "$keys" --tokens 64 --what both
     done
-    shape=(--layers 8 --dim 1024) pace=(--steps 5 --rounds 1)
+    shape=(--layers 8 --dim 1024 "${more[@]}") pace=("${main_pace[@]}")
 }
 
 run_fused() {

@@ -21,10 +21,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
 class Block(nn.Module):
-    def __init__(self, dim):
+    def __init__(self, args):
         super().__init__()
-        self.up = nn.Linear(dim, 4 * dim)
-        self.down = nn.Linear(4 * dim, dim)
+        self.up = nn.Linear(args.dim, 4 * args.dim, bias=not args.no_bias)
+        self.down = nn.Linear(4 * args.dim, args.dim, bias=not args.no_bias)
 
     def forward(self, x):
         return x + self.down(F.gelu(self.up(x), approximate="tanh"))
@@ -38,6 +38,7 @@ def parse():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--what", default="both,comm,compute")
+    parser.add_argument("--no-bias", action="store_true")
     return parser.parse_args()
 
 
@@ -81,8 +82,10 @@ def set_first_values(model, args, device):
     with torch.no_grad():
         for layer, block in enumerate(model):
             at = 0
-            for linear, scale in ((block.up, args.dim**-0.5), (block.down, 0.5 * args.dim**-0.5)):
-                for parameter in (linear.weight, linear.bias):
+            for linear in (block.up, block.down):
+                for parameter in linear.parameters():
+                    index = torch.arange(at, at + parameter.numel(), device=device)
+                    scale = torch.where(index < 4 * args.dim**2 + 4 * args.dim, args.dim**-0.5, 0.5 * args.dim**-0.5)
                     values = noise(layer + 1, at, parameter.numel(), device) * scale
                     parameter.copy_(values.view_as(parameter))
                     at += parameter.numel()
@@ -99,7 +102,7 @@ def make_input(args, tokens, rank, device):
 
 def make_model(args, device):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model = nn.Sequential(*[Block(args.dim) for _ in range(args.layers)]).to(device)
+    model = nn.Sequential(*[Block(args) for _ in range(args.layers)]).to(device)
     set_first_values(model, args, device)
     for i, block in enumerate(model):
         fully_shard(block, mp_policy=policy, reshard_after_forward=i + 1 < args.layers)
@@ -131,7 +134,7 @@ def measure_steps(args, line, model, optimizer, x):
 
 
 def measure_comm(args, line, device, world, rank):
-    shard = (8 * args.dim**2 + 5 * args.dim + world - 1) // world
+    shard = (8 * args.dim**2 + (0 if args.no_bias else 5 * args.dim) + world - 1) // world
     full = torch.empty(world * shard, device=device, dtype=torch.bfloat16)
     apart = torch.empty(shard, device=device, dtype=torch.bfloat16)
     gradient = torch.zeros(world * shard, device=device)
@@ -150,7 +153,7 @@ def measure_comm(args, line, device, world, rank):
 
 
 def measure_compute(args, line, device, x):
-    plain = nn.Sequential(*[Block(args.dim) for _ in range(args.layers)]).to(device, torch.bfloat16)
+    plain = nn.Sequential(*[Block(args) for _ in range(args.layers)]).to(device, torch.bfloat16)
 
     def compute():
         (plain(x).float() ** 2).mean().backward()
@@ -168,7 +171,7 @@ def main():
     model, optimizer = make_model(args, device)
     for tokens in map(int, args.tokens.split(",")):
         line = {"way": "fsdp2", "compute": "plain", "world": world, "layers": args.layers, "dim": args.dim, "tokens": tokens,
-                "comms": 1, "torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+                "comms": 1, "no_bias": args.no_bias, "torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
         torch.cuda.empty_cache()
         x = make_input(args, tokens, rank, device)
         if "both" in args.what:

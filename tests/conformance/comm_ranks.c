@@ -16,7 +16,12 @@ void rank_failed(member *r, const char *file, int line, const char *condition)
     meeting_break(&r->team->meet); /* nobody waits for this rank */
 }
 
-void meet(member *r) { (void)meeting_wait(&r->team->meet, DEADLINE_S * (uint64_t)SECOND); }
+void meet(member *r)
+{
+    r->doing = "meeting the others";
+    (void)meeting_wait(&r->team->meet, DEADLINE_S * (uint64_t)SECOND);
+    r->doing = "in its body";
+}
 
 fsdp_status open_comm(member *r, uint32_t index, uint64_t timeout_ns)
 {
@@ -74,12 +79,22 @@ fsdp_status rank_copy(member *r, void *dst, const void *src, uint64_t bytes)
 
 void rank_close_gate(member *r, int stream)
 {
+    const comm_suite *suite = r->team->suite;
+    if (suite->hold != NULL) {
+        __atomic_store_n(r->word, 0, __ATOMIC_SEQ_CST);
+        EXPECT_OK(suite->hold(r->stream[stream], r->word));
+        return;
+    }
     gate_close(&r->gate);
     fsdp_device_op op = gate_op(&r->gate);
-    if (r->device->launch(r->dev, r->stream[stream], &op, NULL) != FSDP_OK) r->failed = true;
+    EXPECT_OK(r->device->launch(r->dev, r->stream[stream], &op, NULL));
 }
 
-void rank_open_gate(member *r) { gate_open(&r->gate); }
+void rank_open_gate(member *r)
+{
+    if (r->word != NULL) __atomic_store_n(r->word, 1, __ATOMIC_SEQ_CST);
+    gate_open(&r->gate);
+}
 
 fsdp_status enqueue(member *r, int comm, int stream, fsdp_collective c)
 {
@@ -101,10 +116,18 @@ static void rank_open(member *r)
     EXPECT_OK(r->device->open(&dev, &r->dev, &r->caps));
     for (int i = 0; i < RANK_STREAMS; i++) EXPECT_OK(r->device->stream_create(r->dev, "rank", i == 1, &r->stream[i]));
     for (int i = 0; i < 2; i++) EXPECT_OK(r->device->event_create(r->dev, &r->event[i]));
+    if (t->suite->hold != NULL) {
+        void *word = NULL;
+        EXPECT_OK(r->device->mem_alloc(r->dev, r->caps.granularity, FSDP_MEMORY_KIND_PINNED, &word));
+        r->word = word;
+    }
+    r->doing = "opening its side channel";
     fsdp_side_args side = {
         .size = sizeof side, .backend_config = r->config, .host = &r->host, .timeout_ns = 60ull * SECOND};
     EXPECT_OK(r->sides->open(&side, &r->side, &number, &world));
     EXPECT(number == r->rank && world == r->world);
+    r->doing = "opening its communicators";
+    if (t->is_apart) return;
     EXPECT_OK(open_comm(r, 0, t->timeout_ns));
     EXPECT_OK(open_comm(r, 1, t->timeout_ns));
 }
@@ -112,15 +135,22 @@ static void rank_open(member *r)
 static void rank_close(member *r)
 {
     rank_open_gate(r);
+    r->doing = "destroying its streams";
     for (int i = 0; i < RANK_STREAMS; i++)
         if (r->stream[i] != NULL) r->device->stream_destroy(r->dev, r->stream[i]);
     for (int i = 0; i < 2; i++)
         if (r->event[i] != NULL) r->device->event_destroy(r->dev, r->event[i]);
+    r->doing = "closing its communicators";
     close_comm(r, 0);
     close_comm(r, 1);
+    r->doing = "closing its side channel";
     if (r->side != NULL) r->sides->close(r->side);
+    r->doing = "freeing its memory";
     free_blocks(r);
+    if (r->word != NULL) r->device->mem_free(r->dev, r->word, r->caps.granularity, FSDP_MEMORY_KIND_PINNED);
+    r->doing = "closing its device";
     r->device->close(r->dev);
+    r->doing = NULL;
     gate_fini(&r->gate);
 }
 
@@ -132,7 +162,9 @@ typedef struct job {
 static void rank_live(member *r, rank_body body)
 {
     gate_init(&r->gate);
+    r->doing = "opening its device";
     rank_open(r);
+    r->doing = "in its body";
     if (!r->failed) body(r);
     rank_close(r);
 }
@@ -182,7 +214,10 @@ void run_team(team *t, rank_body body)
         t->suite->group_destroy(t->group);
         t->group = NULL;
     }
-    if (failure != NULL) fail_msg("%s", failure);
+    if (failure == NULL) return;
+    for (uint32_t i = 0; i < t->world && t->suite->processes; i++)
+        if (t->rank[i].doing != NULL) print_error("rank %u was %s\n", i, t->rank[i].doing);
+    fail_msg("%s", failure);
 }
 
 team *new_team(void **state, uint32_t world)

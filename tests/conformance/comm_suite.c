@@ -176,7 +176,8 @@ static void try_group(member *r)
 static void a_group_is_one_operation_of_many_collectives(void **state)
 {
     for (EACH(i, worlds))
-        if (suite_has(state, worlds[i])) run_team(new_team(state, worlds[i]), try_group);
+        if (suite_has(state, worlds[i]) && (worlds[i] > 2 || !((const team *)*state)->suite->loose))
+            run_team(new_team(state, worlds[i]), try_group);
 }
 
 /* ---- Order ---- */
@@ -189,6 +190,10 @@ static void wait_for_first_in_line(member *r)
     fsdp_collective first = barrier, second = barrier;
     first.span = &span[0];
     second.span = &span[1];
+    if (r->team->suite->loose) { /* the first waits for the peers where it is called */
+        EXPECT_OK(enqueue(r, 0, 0, barrier));
+        EXPECT_OK(rank_drain(r, 0));
+    }
     if (r->rank == 0) rank_close_gate(r, 0);
     EXPECT_OK(enqueue(r, 0, 0, first));
     EXPECT_OK(enqueue(r, 0, 1, second));
@@ -206,7 +211,7 @@ static void wait_for_first_in_line(member *r)
 static void one_communicator_is_one_wire_for_all_streams(void **state)
 {
     bool loose = ((const team *)*state)->suite->loose; /* without a peer there is no wire */
-    for (uint32_t world = loose ? 2 : 1; world <= 3; world++) run_team(new_team(state, world), wait_for_first_in_line);
+    for (uint32_t world = loose ? 3 : 1; world <= 3; world++) run_team(new_team(state, world), wait_for_first_in_line);
 }
 
 static void pass_by_the_other_communicator(member *r)

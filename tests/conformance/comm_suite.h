@@ -19,6 +19,8 @@ typedef struct comm_suite {
      * tried. */
     bool loose;
     uint32_t most; /* ranks; 0: MAX_RANKS */
+    /* As device_suite.h's. */
+    fsdp_status (*hold)(void *stream, uint32_t *word);
 } comm_suite;
 
 /* Each returns how many tests failed. */
@@ -42,11 +44,13 @@ typedef struct member {
     fsdp_device_caps caps;
     void *dev, *side, *comm[2], *stream[RANK_STREAMS], *event[2];
     gate gate;
+    uint32_t *word; /* pinned, with suite->hold; else NULL */
     struct {
         void *ptr;
         uint64_t bytes;
     } block[RANK_BLOCKS];
     char sentence[SENTENCE_BYTES]; /* for a body to leave behind */
+    const char *doing;             /* a constant: what it may hang in */
     bool failed;
 } member;
 
@@ -56,6 +60,7 @@ typedef struct team {
     fsdp_link link;
     uint64_t timeout_ns, jitter_ns, jitter_seed;
     uint32_t debug;
+    bool is_apart;   /* no communicator is opened */
     void *group;     /* NULL: made for the run */
     meeting meet;    /* the test's own, beside what is tested */
     const void *arg; /* read only: processes have copies of what it points to */

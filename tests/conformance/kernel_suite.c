@@ -346,9 +346,9 @@ static void check_world(const order_case *c, uint32_t world)
 {
     for (uint64_t k = 0; k < 64; k++) {
         float sum[FSDP_STEP_FLOATS] = {1.0f};
-        uint64_t order = k * 0x41041041041 ^ (uint64_t)world
-                                                 << 50; /* k in every piece; what is above is not looked at */
-        if (k >= 8) order ^= 0x2a << (k % 42);
+        uint64_t above = (uint64_t)world << 50,
+                 order = above ^ k * 0x41041041041; /* k in every piece; above: not looked at */
+        if (k >= 8) order ^= 0x2aull << (k % 42);
         for (uint32_t r = 0; r < world; r++) add_part(c, order, sum);
         assert_int_equal(judge(c, sum, world), 0);
         for (uint32_t odd = 0; world > 1 && odd < world; odd += world - 1) {

@@ -18,6 +18,14 @@ static fsdp_status gather_bytes(member *r, void *all, size_t bytes, uint64_t tim
 
 static void keep_sentence(member *r) { strncpy(r->sentence, fsdp_last_error(), sizeof r->sentence - 1); }
 
+/* Where communicators are slow to open, there are none. */
+static team *new_side_team(void **state, uint32_t world)
+{
+    team *t = new_team(state, world);
+    t->is_apart = t->suite->loose;
+    return t;
+}
+
 /* The sentence but for the calls' numbers: where ranks are processes, opening communicators takes some. */
 static const char *without_numbers(const char *sentence)
 {
@@ -48,7 +56,7 @@ static void gather_many(member *r)
 static void blobs_of_all_ranks_arrive_any_number_of_times(void **state)
 {
     for (int i = 0; i < N_WORLDS; i++)
-        if (suite_has(state, worlds[i])) run_team(new_team(state, worlds[i]), gather_many);
+        if (suite_has(state, worlds[i])) run_team(new_side_team(state, worlds[i]), gather_many);
 }
 
 static void broadcast_many(member *r)
@@ -72,7 +80,7 @@ static void broadcast_many(member *r)
 static void a_broadcast_is_the_roots(void **state)
 {
     for (int i = 0; i < N_WORLDS; i++)
-        if (suite_has(state, worlds[i])) run_team(new_team(state, worlds[i]), broadcast_many);
+        if (suite_has(state, worlds[i])) run_team(new_side_team(state, worlds[i]), broadcast_many);
 }
 
 static void gather_sizes(member *r)
@@ -89,7 +97,7 @@ static void gather_sizes(member *r)
 
 static void blobs_of_different_sizes_are_a_mismatch(void **state)
 {
-    team *t = new_team(state, 2);
+    team *t = new_side_team(state, 2);
     run_team(t, gather_sizes);
     assert_string_equal(without_numbers(t->rank[0].sentence),
                         "rank 0: side channel # of 24 bytes; rank 1: side channel # of 16 bytes");
@@ -110,7 +118,7 @@ static void gather_without_two(member *r)
 
 static void ranks_that_do_not_come_are_named(void **state)
 {
-    team *t = new_team(state, 4);
+    team *t = new_side_team(state, 4);
     run_team(t, gather_without_two);
     assert_string_equal(without_numbers(t->rank[0].sentence),
                         "side channel # of 8 bytes: ranks 1, 3 of 4 did not come within 0.500 s");
@@ -136,7 +144,7 @@ static void abort_side(member *r)
 static void an_abort_reaches_every_rank_with_its_reason(void **state)
 {
     for (int i = suite_times(state, 20); i-- > 0;) {
-        team *t = new_team(state, 3);
+        team *t = new_side_team(state, 3);
         t->arg = i % 2 ? "rank 2 aborted: the loss is NaN" : "rank 2 aborted";
         run_team(t, abort_side);
         for (int k = 0; k < 3; k++) assert_string_equal(t->rank[k].sentence, t->arg);
@@ -158,7 +166,7 @@ static void close_side_early(member *r)
 static void a_rank_that_closes_early_is_named(void **state)
 {
     for (int i = 0; i < 10; i++) {
-        team *t = new_team(state, 2);
+        team *t = new_side_team(state, 2);
         run_team(t, close_side_early);
         assert_string_equal(without_numbers(t->rank[1].sentence),
                             "side channel # of 8 bytes: rank 0 of 2 closed before it came");

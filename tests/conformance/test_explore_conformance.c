@@ -54,7 +54,7 @@ static int on_one_rank(int (*run)(const device_suite *suite))
 
 int main(void)
 {
-    const comm_suite comm = {explore_backend(), group_create, group_destroy, rank_config, false, false, 0};
+    const comm_suite comm = {explore_backend(), group_create, group_destroy, rank_config, false, false, 0, NULL};
     int failed = 0;
     for (explore_policy policy = EXPLORE_IN_ORDER; policy <= EXPLORE_SLOW_COMPUTE; policy++) {
         config = (explore_config){.world = 1, .policy = policy, .seed = 7, .depth = 3, .free_threads = true};

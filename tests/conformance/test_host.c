@@ -291,7 +291,7 @@ static void each_host_allocation_may_fail_and_nothing_leaks(void **state)
 int main(void)
 {
     const device_suite device = {.backend = fsdp_host_backend(), .config = alone_config};
-    const comm_suite comm = {fsdp_host_backend(), group_create, group_destroy, rank_config, false, false, 0};
+    const comm_suite comm = {fsdp_host_backend(), group_create, group_destroy, rank_config, false, false, 0, NULL};
     const struct CMUnitTest own[] = {
         cmocka_unit_test(idle_streams_do_not_wake),
         cmocka_unit_test(jitter_delays_about_half_of_the_operations),

@@ -328,7 +328,7 @@ static int run_process_suite(const comm_suite *suite)
 int main(void)
 {
     const device_suite device = {.backend = fsdp_host_backend(), .config = alone_config};
-    const comm_suite comm = {fsdp_host_backend(), group_create, group_destroy, rank_config, true, false, 0};
+    const comm_suite comm = {fsdp_host_backend(), group_create, group_destroy, rank_config, true, false, 0, NULL};
     footprint before = footprint_take();
     int failed = run_device_suite(&device) + run_kernel_suite(&device);
     failed += run_process_suite(&comm);

@@ -6,7 +6,9 @@
 #include <time.h>
 
 #include "../conformance/comm_suite.h"
+#include "cuda/cuda_backend.h"
 #include "fsdp/nccl.h"
+#include "gpu_kernels.h"
 #include "gpu_ranks.h"
 
 enum { MOST = 4, LATE_S = 8 }; /* the time in which communicators must also be opened */
@@ -56,6 +58,12 @@ static void *group_create(uint32_t world, const fsdp_link *link)
 
 static void group_destroy(void *g) { free(g); }
 
+static fsdp_status hold(void *stream, uint32_t *word)
+{
+    cudaError_t error = gpu_hold(((fsdp__cuda_stream *)stream)->native, word);
+    return error == cudaSuccess ? FSDP_OK : fsdp_backend_fail(FSDP_ERR_DEVICE, "hold: %s", cudaGetErrorName(error));
+}
+
 /* ---- Ranks that are late, leave or give up ---- */
 
 static fsdp_status gather(member *r, int comm, int stream)
@@ -65,18 +73,26 @@ static fsdp_status gather(member *r, int comm, int stream)
     return status != FSDP_OK ? status : enqueue(r, comm, stream, c);
 }
 
+/* NCCL connects ranks at their first collective, and waits for them where it is called; from the second on it does not. */
+static void connect_all(member *r, int comm, int stream)
+{
+    EXPECT_OK(gather(r, comm, stream));
+    EXPECT_OK(rank_drain(r, stream));
+}
+
 /* The communicator fails by itself, while the host does nothing; then its streams become idle, and it refuses. */
 static void expect_broken(member *r, int comm, int stream, fsdp_status expected)
 {
     const struct timespec moment = {0, 10000000};
     fsdp_status status = FSDP_OK;
-    uint64_t end = processes_after(60ull * SECOND);
+    uint64_t end = processes_after(30ull * SECOND);
     while (status == FSDP_OK && processes_now_ns() < end) {
         nanosleep(&moment, NULL);
         status = r->comms->check(r->comm[comm]);
     }
     snprintf(r->sentence, sizeof r->sentence, "%s", fsdp_last_error());
     EXPECT(status == expected);
+    r->doing = "draining a stream of a communicator that has failed";
     EXPECT(r->device->stream_drain(r->dev, r->stream[stream], 20ull * SECOND) != FSDP_ERR_TIMEOUT);
     fsdp_collective c = {.kind = FSDP_OPERATION_BARRIER, .dtype = FSDP_DTYPE_FP32};
     EXPECT(enqueue(r, comm, stream, c) == expected);
@@ -93,7 +109,9 @@ static void assert_same_sentence(const team *t, const char *part)
 static void the_last_does_not_come(member *r)
 {
     meet(r);
-    if (r->rank + 1 < r->world) EXPECT_OK(gather(r, 0, 0));
+    r->doing = "in a first collective that one rank does not come to";
+    fsdp_status status = r->rank + 1 < r->world ? gather(r, 0, 0) : FSDP_OK;
+    EXPECT(status == FSDP_OK || status == FSDP_ERR_RANK_LOST);
     expect_broken(r, 0, 0, FSDP_ERR_RANK_LOST);
     meet(r);
 }
@@ -107,14 +125,20 @@ static void a_collective_that_waits_too_long_fails_on_every_rank(void **state)
     assert_same_sentence(t, " has waited 8.");
 }
 
-/* The GPU computes longer than the timeout before each collective, and nobody is late. */
+/* For longer than the timeout the GPU computes before each collective, on its stream or another: nobody is late. */
 static void compute_for_long(member *r)
 {
     fsdp_device_op delay = {.kind = FSDP_OPERATION_DELAY, .u.delay = {(LATE_S + 2) * (uint64_t)SECOND}};
-    EXPECT_OK(r->device->launch(r->dev, r->stream[0], &delay, NULL));
+    for (int i = 0; i < 2; i++) connect_all(r, i, i);
+    EXPECT_OK(r->device->launch(r->dev, r->stream[1], &delay, NULL));
+    EXPECT_OK(r->device->event_record(r->dev, r->event[0], r->stream[1], NULL));
+    EXPECT_OK(gather(r, 1, 1));
+    EXPECT_OK(r->device->stream_wait(r->dev, r->stream[0], r->event[0], NULL));
     EXPECT_OK(gather(r, 0, 0));
-    EXPECT_OK(rank_drain(r, 0));
-    EXPECT_OK(r->comms->check(r->comm[0]));
+    for (int i = 0; i < 2; i++) {
+        EXPECT_OK(rank_drain(r, i));
+        EXPECT_OK(r->comms->check(r->comm[i]));
+    }
     meet(r);
 }
 
@@ -128,7 +152,7 @@ static void what_comes_before_a_collective_is_not_its_time(void **state)
 /* Far more groups than the watch has places, of which the last waits in vain. */
 static void enqueue_many(member *r)
 {
-    enum { N = 400 };
+    enum { N = 1200 }; /* more than twice FSDP__NCCL_RING */
     fsdp_collective c = {.kind = FSDP_OPERATION_BARRIER, .dtype = FSDP_DTYPE_FP32, .label = "many"};
     for (int i = 0; i < N; i++) EXPECT_OK(enqueue(r, 0, 0, c));
     EXPECT_OK(rank_drain(r, 0));
@@ -144,11 +168,12 @@ static void more_groups_than_are_watched_are_watched_all_the_same(void **state)
     team *t = new_team(state, 2);
     t->timeout_ns = (uint64_t)LATE_S * SECOND;
     run_team(t, enqueue_many);
-    assert_same_sentence(t, "#800 barrier of many");
+    assert_same_sentence(t, "#2400 barrier of many");
 }
 
 static void one_aborts(member *r)
 {
+    connect_all(r, 0, 0);
     if (r->rank != 1) EXPECT_OK(gather(r, 0, 0));
     meet(r);
     if (r->rank == 1) r->comms->abort(r->comm[0]);
@@ -156,17 +181,36 @@ static void one_aborts(member *r)
     meet(r);
 }
 
+/* While NCCL holds the other hosts; half a second is enough for that, or they come too late, which changes nothing else. */
+static void one_aborts_at_the_first(member *r)
+{
+    const struct timespec moment = {0, SECOND / 2};
+    meet(r);
+    if (r->rank == 1) {
+        nanosleep(&moment, NULL);
+        r->comms->abort(r->comm[0]);
+    } else {
+        r->doing = "in a first collective that is aborted";
+        fsdp_status status = gather(r, 0, 0);
+        EXPECT(status == FSDP_OK || status == FSDP_ERR_ABORTED);
+    }
+    expect_broken(r, 0, 0, FSDP_ERR_ABORTED);
+    meet(r);
+}
+
 static void an_abort_reaches_every_rank(void **state)
 {
-    for (int i = 0; i < 2; i++) {
-        team *t = new_team(state, 3);
-        run_team(t, one_aborts);
-        assert_same_sentence(t, "rank 1 aborted communicator 0");
-    }
+    team *t = new_team(state, 3);
+    run_team(t, one_aborts);
+    assert_same_sentence(t, "rank 1 aborted communicator 0");
+    t = new_team(state, 3);
+    run_team(t, one_aborts_at_the_first);
+    assert_same_sentence(t, "rank 1 aborted communicator 0");
 }
 
 static void abort_device(member *r)
 {
+    connect_all(r, 1, 1);
     if (r->rank == 0) EXPECT_OK(gather(r, 1, 1));
     meet(r);
     if (r->rank == 1) r->device->abort(r->dev);
@@ -214,6 +258,33 @@ static void memory_of_a_failed_collective_can_be_freed_at_once(void **state)
 {
     run_team(new_team(state, 2), free_at_once);
 }
+
+/* An event that is recorded behind a collective may be the watch's own: what it says of the last record stays true of the next
+ * one. */
+static void record_behind(member *r)
+{
+    bool done = false;
+    connect_all(r, 0, 0);
+    for (int i = 0; i < 2; i++) EXPECT_OK(r->device->event_record(r->dev, r->event[i], r->stream[0], NULL));
+    for (int i = 0; i < 2; i++) EXPECT_OK(r->device->event_wait(r->dev, r->event[i], UINT64_MAX));
+    meet(r);
+    if (r->rank == 0) rank_close_gate(r, 0);
+    EXPECT_OK(gather(r, 0, 0));
+    EXPECT_OK(r->device->event_record(r->dev, r->event[0], r->stream[0], NULL));
+    EXPECT_OK(r->device->stream_wait(r->dev, r->stream[1], r->event[0], NULL));
+    EXPECT_OK(gather(r, 0, 0));
+    EXPECT_OK(r->device->event_record(r->dev, r->event[0], r->stream[0], NULL));
+    EXPECT(r->device->event_wait(r->dev, r->event[0], 20000000) == FSDP_ERR_TIMEOUT);
+    EXPECT_OK(r->device->event_query(r->dev, r->event[1], &done));
+    EXPECT(done);
+    EXPECT(r->device->stream_drain(r->dev, r->stream[1], 20000000) == FSDP_ERR_TIMEOUT);
+    meet(r);
+    rank_open_gate(r);
+    EXPECT_OK(r->device->event_wait(r->dev, r->event[0], UINT64_MAX));
+    for (int i = 0; i < 2; i++) EXPECT_OK(rank_drain(r, i));
+}
+
+static void an_event_behind_a_collective_is_its_end(void **state) { run_team(new_team(state, 2), record_behind); }
 
 /* ---- What is NCCL's own ---- */
 
@@ -349,6 +420,7 @@ static int run_own_suite(const comm_suite *suite)
         TEST(an_aborted_device_takes_the_communicators_along),
         TEST(closing_after_the_last_operation_hurts_nobody),
         TEST(memory_of_a_failed_collective_can_be_freed_at_once),
+        TEST(an_event_behind_a_collective_is_its_end),
         TEST(a_second_communicator_needs_an_order_of_launches),
         TEST(the_callers_own_communicator_is_used_and_left_alone),
         TEST(a_config_goes_to_nccl),
@@ -362,7 +434,7 @@ static int run_own_suite(const comm_suite *suite)
 int main(int argc, char **argv)
 {
     if (gpu_is_missing_here("test_gpu_comm")) return 77;
-    const comm_suite suite = {fsdp_cuda_backend(), group_create, group_destroy, rank_config, true, true, MOST};
+    const comm_suite suite = {fsdp_cuda_backend(), group_create, group_destroy, rank_config, true, true, MOST, hold};
     int failed = run_own_suite(&suite);
     if (argc < 2 || strcmp(argv[1], "own") != 0) failed += run_comm_suite(&suite) + run_side_suite(&suite);
     return failed > 0;

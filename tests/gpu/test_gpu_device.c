@@ -85,7 +85,7 @@ static void queries_leave_the_callers_last_error_alone(void **state)
     open_gate(f, 0);
 }
 
-/* A wait that gives up leaves a host function behind, which must find its place when it runs. */
+/* A wait that gives up leaves nothing behind. */
 static void waits_that_gave_up_do_not_wake_later_ones(void **state)
 {
     fixture *f = *state;
@@ -96,7 +96,7 @@ static void waits_that_gave_up_do_not_wake_later_ones(void **state)
             assert_int_equal(f->ops->event_wait(f->dev, f->event[0], 2000000), FSDP_ERR_TIMEOUT);
         close_gate(f, 1, 1);
         record(f, 1, 1);
-        open_gate(f, 0); /* the places left behind are woken; the wait for event 1 is not */
+        open_gate(f, 0);
         DO(f->ops->event_wait(f->dev, f->event[0], UINT64_MAX));
         assert_int_equal(f->ops->event_wait(f->dev, f->event[1], 20000000), FSDP_ERR_TIMEOUT);
         assert_false(is_done(f, 1));

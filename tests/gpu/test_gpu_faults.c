@@ -313,7 +313,7 @@ static void sleep_all(rank *r)
         until(r, only_check);
         mark_set(&r->crew->go, GO_ON);
     }
-    if (r->number != VICTIM) keep(r, fsdp_context_check(r->ctx));
+    if (r->number != VICTIM) until(r, only_check); /* the victim may have heard a moment before */
     close_all(r);
 }
 

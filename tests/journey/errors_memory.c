@@ -306,8 +306,10 @@ static uint64_t train_with_a_refusal(fault_kind kind, int64_t n, bool *out_happe
     uint64_t hash = 0;
     rank r = rank_default();
     r.backend = faulty_backend();
-    r.recipe.unit[1].compute_dtype = FSDP_DTYPE_FP32;
-    r.recipe.unit[1].master_dtype = FSDP_DTYPE_BF16; /* is cast, also alone */
+    for (uint32_t u = 1; u <= 3; u++) { /* cast, also alone, and so are their gradients */
+        r.recipe.unit[u].compute_dtype = r.recipe.unit[u].grad_dtype = FSDP_DTYPE_FP32;
+        r.recipe.unit[u].reduce_dtype = r.recipe.unit[u].master_dtype = FSDP_DTYPE_BF16;
+    }
     OK(open_all(&r));
     OK(train_step(&r));
     refusal = (fault){kind, n, false, FSDP_ERR_NO_HOST_MEMORY};

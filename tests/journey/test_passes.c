@@ -4,6 +4,9 @@
 #include "toy_assert.h"
 #include "toy_programs.h"
 
+#include <math.h>
+#include <stdlib.h>
+
 #include "sharding/model.h"
 
 static toy_result base[TOY_WORLD], other[TOY_WORLD], plain[1];
@@ -445,7 +448,7 @@ static void a_step_given_up_anywhere_has_never_begun(void **unused)
     (void)unused;
     for (uint32_t k = 0; k < 12; k++) {
         if (TOY_REDUCED && k % 4 != 0) continue;
-        toy_config config = square(1 + k % 3, k % 5, (fsdp_accumulation)(k % 3));
+        toy_config config = square(1 + k % 3, k % 5, (fsdp_accumulation)((k + k / 3) % 3));
         toy_shape shape;
         config.shape.tied = k % 2;
         config.optimizer = k == 5 ? TOY_OWN_SGD : TOY_ADAMW;
@@ -456,6 +459,45 @@ static void a_step_given_up_anywhere_has_never_begun(void **unused)
         (k % 4 == 2 ? toy_program_two_streams : toy_program_windows)(&shape, &config.program);
         check_stops(config, TOY_REDUCED ? 7 : 1 + k % 3);
     }
+}
+
+/* Alone, on its shard: what the caller does not write is not what the last step left, but NaN. */
+static fsdp_status hand_out_unzeroed(toy *t)
+{
+    fsdp_pass_args args = FSDP_PASS_ARGS_INIT;
+    fsdp_view view = FSDP_VIEW_INIT;
+    float *values = calloc(t->result->n_master, sizeof *values);
+    uint64_t n_before = 0, n_nan = 0;
+    TOY_CHECK(values != NULL);
+    TOY_TRY(toy_step(t));
+    TOY_TRY(toy_values(t, FSDP_VALUE_GRADIENT, values));
+    for (uint64_t i = 0; i < t->result->n_master; i++) n_before += isnan(values[i]) != 0;
+    t->unit[2]->config.zero_grads = false;
+    TOY_TRY(fsdp_pass_begin(t->model, &args, t->s));
+    TOY_TRY(fsdp_backward_begin(t->unit[2], t->s, &view));
+    TOY_CHECK(!view.grads_zeroed);
+    TOY_TRY(fsdp_pass_abort(t->model, t->s));
+    t->unit[2]->config.zero_grads = true;
+    TOY_TRY(toy_values(t, FSDP_VALUE_GRADIENT, values));
+    for (uint64_t i = 0; i < t->result->n_master; i++) n_nan += isnan(values[i]) != 0;
+    free(values);
+    uint64_t elems = 0;
+    for (uint32_t i = 0; i < t->shape.unit[2].n_params; i++)
+        if (!t->shape.unit[2].param[i].frozen) elems += t->shape.unit[2].param[i].elems;
+    TOY_CHECK(n_before == 0 && elems > 0 && n_nan == elems);
+    while (t->n_updates < t->config->steps) TOY_TRY(toy_step(t));
+    return toy_finish(t);
+}
+
+static void a_shard_that_is_handed_out_unzeroed_is_poisoned(void **unused)
+{
+    (void)unused;
+    toy_config config = square(1, 1, FSDP_ACCUMULATE_NONE);
+    config.own_program = false;
+    config.steps = 3;
+    toy_assert_run(&config, hand_out_unzeroed, NULL, base);
+    run_plain(&config);
+    toy_assert_plain(&base[0], &plain[0]);
 }
 
 int main(int n_args, char **args)
@@ -477,6 +519,7 @@ int main(int n_args, char **args)
         PASSES(micro_steps_may_take_turns_on_two_streams),
         PASSES(own_optimizers_update_what_the_librarys_would),
         PASSES(a_step_given_up_anywhere_has_never_begun),
+        PASSES(a_shard_that_is_handed_out_unzeroed_is_poisoned),
     };
     return cmocka_run_group_tests_name("passes", tests, NULL, NULL);
 }

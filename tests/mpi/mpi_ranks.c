@@ -121,7 +121,7 @@ static void group_destroy(void *group)
 
 comm_suite mpi_suite(void)
 {
-    return (comm_suite){fsdp_mpi_backend(), group_create, group_destroy, rank_config, false, false, 0};
+    return (comm_suite){fsdp_mpi_backend(), group_create, group_destroy, rank_config, false, false, 0, NULL};
 }
 
 void meet(member *r)

@@ -222,6 +222,27 @@ static fsdp_status unused_gather(toy *t)
     return FSDP_OK;
 }
 
+/* A step is given up with two streams in a window. Alone, they were writing the shard: who reads that next, or writes it in the
+ * next step, comes behind both. */
+static fsdp_status give_up(toy *t)
+{
+    fsdp_pass_args args = FSDP_PASS_ARGS_INIT;
+    float *gradients = step_keep(t, t->result->n_master * sizeof *gradients);
+    TOY_CHECK(gradients != NULL);
+    for (uint32_t k = 0; k < 2; k++) {
+        fsdp_view view = FSDP_VIEW_INIT;
+        TOY_TRY(fsdp_pass_begin(t->model, &args, t->s));
+        TOY_TRY(fsdp_backward_begin(t->unit[3], t->s, &view));
+        TOY_CHECK(view.n_params > 0 && view.grads_zeroed);
+        TOY_TRY(toy_touch(t, t->s, view.grads[0], sizeof(float), true));
+        TOY_TRY(fsdp_unit_use(t->unit[3], t->second));
+        TOY_TRY(toy_touch(t, t->second, view.grads[0], sizeof(float), true));
+        TOY_TRY(fsdp_pass_abort(t->model, t->s));
+        if (k == 0) TOY_TRY(toy_values(t, FSDP_VALUE_GRADIENT, gradients));
+    }
+    return step_train(t);
+}
+
 /* ---- The list ---- */
 
 static void drop_last_visit(toy_config *c)
@@ -239,16 +260,17 @@ bool step_named(uint32_t i, step_case *out)
     static const struct {
         const char *name;
         toy_script script;
-        uint32_t depth;
+        uint32_t depth, world;
     } list[] = {
-        {"evict-one", evict_one, 3},   {"evict-several", evict_several, 3}, {"jump", jump, 3},
-        {"held-place", held_place, 0}, {"unused-gather", unused_gather, 2},
+        {"evict-one", evict_one, 3, 2},   {"evict-several", evict_several, 3, 2}, {"jump", jump, 3, 2},
+        {"held-place", held_place, 0, 2}, {"unused-gather", unused_gather, 2, 2}, {"give-up", give_up, 1, 2},
+        {"give-up-alone", give_up, 1, 1},
     };
     if (i >= sizeof list / sizeof *list) return false;
     *out = (step_case){.config = toy_config_default(), .script = list[i].script};
     toy_config *c = &out->config;
     snprintf(out->name, sizeof out->name, "%s", list[i].name);
-    c->world = 2;
+    c->world = list[i].world;
     c->depth = list[i].depth;
     c->pace = TOY_AHEAD;
     c->trace = c->touch = c->tape = true;

@@ -30,6 +30,21 @@ static uint64_t unit_bytes(const toy *t, const toy_unit *unit, bool grad)
     return total;
 }
 
+/* In a world of one that reduces no unit twice, gradients of the reduce type are written onto the shard. */
+static bool on_shard(const toy *t, const toy_unit *unit)
+{
+    return t->config->world == 1 && t->config->accumulation != FSDP_ACCUMULATE_REDUCE_EACH &&
+           unit->grad == unit->reduce;
+}
+
+/* Where a unit's gradients begin among all shards, in a world of one. */
+static uint64_t shard_offset(const toy *t, uint32_t u)
+{
+    uint64_t offset = 0;
+    while (u-- > 0) offset += unit_bytes(t, &t->shape.unit[u], true);
+    return offset;
+}
+
 void step_pools_open(step_pools *p, toy *t)
 {
     *p = (step_pools){.t = t};
@@ -37,7 +52,7 @@ void step_pools_open(step_pools *p, toy *t)
     p->grad = (step_pool){.pool = t->model->grad_pool, .bytes = t->result->memory.grad};
     for (uint32_t u = 0; u < t->shape.n_units; u++) {
         p->full.each[u] = unit_bytes(t, &t->shape.unit[u], false);
-        p->grad.each[u] = unit_bytes(t, &t->shape.unit[u], true);
+        p->grad.each[u] = on_shard(t, &t->shape.unit[u]) ? 0 : unit_bytes(t, &t->shape.unit[u], true);
     }
     p->n_tape = fsdp_trace_count(t->trace);
 }
@@ -162,13 +177,18 @@ static fsdp_status follow(step_pools *p, step_pool *pool, uint32_t unit)
     return FSDP_OK;
 }
 
-/* A window's bytes are those of the unit's block. */
+/* A window's bytes are those of the unit's block, or of its shards. */
 static fsdp_status check_use(step_pools *p, const fsdp_trace_record *record)
 {
     toy *t = p->t;
     uint32_t u = find_unit(t, record->label);
     TOY_CHECK(u < t->shape.n_units);
     for (uint32_t i = 0; i < record->n_accesses; i++) {
+        if (record->access[i].write && on_shard(t, &t->shape.unit[u])) {
+            TOY_CHECK(record->access[i].begin == (uint64_t)(uintptr_t)t->model->gradients + shard_offset(t, u));
+            TOY_CHECK(record->access[i].bytes == unit_bytes(t, &t->shape.unit[u], true));
+            continue;
+        }
         step_pool *pool = record->access[i].write ? &p->grad : &p->full;
         uint64_t begin = record->access[i].begin - (uint64_t)(uintptr_t)fsdp__allocator_base(pool->pool);
         uint64_t at = record->access[i].begin - (uint64_t)(uintptr_t)t->model->master;
