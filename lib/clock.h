@@ -77,6 +77,9 @@ typedef struct fsdp__edges {
     fsdp__point read[FSDP__SLOTS]; /* at most one a slot */
 } fsdp__edges;
 
+/* Nothing is needed. (= {0} would clear the rest, too, which compilers do by a slow instruction; hooks have several.) */
+static inline void fsdp__no_need(fsdp__need *need) { need->slots = 0; }
+
 static inline void fsdp__need_epoch(fsdp__need *need, uint64_t slot, uint64_t epoch, fsdp_reason reason)
 {
     if (epoch == 0 || ((need->slots >> slot & 1u) && epoch <= need->clock.at[slot])) return;

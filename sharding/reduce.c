@@ -169,7 +169,8 @@ static fsdp_status reduce_onto_shard(fsdp_unit *unit)
 {
     const fsdp_model *model = unit->model;
     fsdp_stream *lane = model->ctx->lanes[FSDP_LANE_REDUCE];
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     if (!FSDP__MUTATED(REDUCE_NO_WAIT_GRADS)) fsdp__need_read(&need, &unit->grad_edges);
     fsdp__need_write(&need, &unit->gradient_edges);
     fsdp_status status = fsdp__wait_need(lane, &need);

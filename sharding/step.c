@@ -156,7 +156,8 @@ static fsdp_status check_begin(const char *call, fsdp_unit *unit, fsdp_stream *s
 /* Everything that a window's buffer must be ordered after, for reading it on s. */
 static fsdp_status wait_ready(fsdp_unit *unit, fsdp_stream *s)
 {
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     fsdp__need_read(&need, &unit->full_edges);
     if (unit->aliased) fsdp__need_read(&need, &unit->master_edges);
     return fsdp__wait_need(s, &need);
@@ -269,7 +270,8 @@ fsdp_status fsdp_backward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view 
     fsdp__lock(model->ctx);
     uint32_t at = model->cursor.at;
     int64_t visit = advance(model, unit, true);
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     bool fresh = fsdp__unit_trainable(unit) && unit->grad_begin == 0;
     fsdp_status status =
         fresh ? fsdp__take_grads(unit, visit >= 0 ? model->pass->grad_offset[visit] : UINT64_MAX, stream, &need)
@@ -320,7 +322,8 @@ static fsdp_status join_users(fsdp_unit *unit, fsdp_stream *s, bool backward)
  * may have. */
 static fsdp_status poison(fsdp_unit *unit, fsdp_stream *s)
 {
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     fsdp__need_write(&need, &unit->full_edges);
     FSDP_TRY(fsdp__wait_need(s, &need));
     fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
@@ -401,7 +404,8 @@ fsdp_status fsdp_unit_use(fsdp_unit *unit, fsdp_stream *other)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_unit_use: unit %s is used by %d further streams already", unit->name,
                           FSDP__MAX_USERS);
     fsdp__lock(unit->model->ctx);
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     fsdp__need_read(&need, &unit->full_edges);
     if (unit->aliased) fsdp__need_read(&need, &unit->master_edges);
     if (unit->grad_begin != 0) fsdp__need_write(&need, fsdp__grad_edges(unit));
@@ -442,7 +446,8 @@ static void drop_unit(fsdp_unit *unit)
 /* Whoever reads a shard that dropped windows may have written comes behind s, and s behind all that was in them. */
 static fsdp_status settle_shards(const fsdp_model *model, fsdp_stream *s)
 {
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     for (size_t i = 0; i < model->n_units; i++)
         if (model->units[i]->grad_aliased) fsdp__need_write(&need, &model->units[i]->gradient_edges);
     FSDP_TRY(fsdp__wait_need(s, &need));
@@ -454,7 +459,8 @@ static fsdp_status settle_shards(const fsdp_model *model, fsdp_stream *s)
 /* What the step has summed so far is discarded too. */
 static fsdp_status clear_sums(fsdp_model *model, fsdp_stream *s)
 {
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     fsdp__need_write(&need, &model->part_edges);
     FSDP_TRY(fsdp__wait_need(s, &need));
     fsdp_device_op op = {

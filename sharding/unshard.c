@@ -145,9 +145,10 @@ static fsdp_status enqueue_gather(fsdp_unit *unit, const fsdp__pass *pass)
              *slot = full + ctx->rank * slot_bytes;
         bool cast = group->compute_dtype != unit->config.master_dtype;
         if (cast) {
-            fsdp_device_op op = {
-                .kind = FSDP_OPERATION_CAST,
-                .u.cast = {slot, group->master, group->shard_elems, group->compute_dtype, unit->config.master_dtype}};
+            fsdp_device_op op;
+            op.kind = FSDP_OPERATION_CAST;
+            op.u.cast.dst = slot, op.u.cast.src = group->master, op.u.cast.count = group->shard_elems;
+            op.u.cast.dst_dtype = group->compute_dtype, op.u.cast.src_dtype = unit->config.master_dtype;
             FSDP_TRY(fsdp__launch(lane, &op, unit->name));
         }
         list[n++] = (fsdp_collective){.kind = FSDP_OPERATION_ALL_GATHER,
@@ -166,7 +167,8 @@ static fsdp_status gather(fsdp_unit *unit, const fsdp__pass *pass, uint64_t plan
 {
     fsdp_model *model = unit->model;
     fsdp_stream *lane = model->ctx->lanes[FSDP_LANE_GATHER];
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     if (unit->full == NULL) {
         bool found;
         FSDP_TRY(take_buffer(unit, planned, needed_now, &need, &found));
