@@ -180,6 +180,13 @@ static void keep_result(fsdp__nccl_job *job, ncclResult_t result, ncclComm_t com
     if (result != ncclSuccess) fsdp__nccl_words(result, comm, job->words, sizeof job->words);
 }
 
+/* One that does not block is not taken. */
+static void keep_comm(fsdp__nccl_job *job, ncclResult_t result, ncclComm_t comm)
+{
+    if (result == ncclSuccess) atomic_store(&job->wire->comm, comm);
+    else if (comm != NULL) (void)ncclCommAbort(comm);
+}
+
 void fsdp__nccl_run_init(fsdp__nccl_job *job)
 {
     ncclConfig_t own = NCCL_CONFIG_INITIALIZER, *config = job->has_config ? &job->config.config : &own;
@@ -187,7 +194,7 @@ void fsdp__nccl_run_init(fsdp__nccl_job *job)
     config->blocking = 1;
     ncclResult_t result = ncclCommInitRankConfig(&comm, job->world, job->id, job->rank, config);
     keep_result(job, result, NULL);
-    if (result == ncclSuccess) atomic_store(&job->wire->comm, comm);
+    keep_comm(job, result, comm);
 }
 
 /* The config of a split that is not given is its parent's. */
@@ -202,7 +209,7 @@ void fsdp__nccl_run_split(fsdp__nccl_job *job)
         result = ncclCommSplit(parent, 0, job->rank, &comm, job->has_config ? &job->config.config : NULL);
     keep_result(job, result, parent);
     pthread_mutex_unlock(&job->parent->entry);
-    if (result == ncclSuccess) atomic_store(&job->wire->comm, comm);
+    keep_comm(job, result, comm);
 }
 
 /* Whoever opened has left. */

@@ -158,7 +158,9 @@ static fsdp_status result_of(const fsdp__nccl_job *job)
     bool by_caller =
         job->result == ncclInvalidUsage || job->result == ncclInvalidArgument || job->result == ncclInProgress;
     fsdp_status status = by_caller ? FSDP_ERR_ARG : fsdp__nccl_status(job->result);
-    const char *hint = job->result == ncclInProgress ? " (NCCL_COMM_BLOCKING=0 is in the environment: unset it)" : "";
+    const char *hint = job->result != ncclInProgress ? ""
+                       : job->parent != NULL         ? " (it is split from a communicator that does not block)"
+                                                     : " (NCCL_COMM_BLOCKING=0 is in the environment: unset it)";
     return fsdp__fail(status, "%s: %s%s", job->call, job->words, hint);
 }
 
@@ -229,6 +231,10 @@ static fsdp_status prepare(fsdp__nccl_comm *c, opening *o)
 {
     int ordinal = c->dev->ordinal;
     bool splits = c->index > 0;
+    if (c->team->version < FSDP__NCCL_OLDEST)
+        return fsdp__fail(FSDP_ERR_UNSUPPORTED,
+                          "%s: the NCCL of this process is %d.%d.%d, and libfsdp needs 2.19 or later", o->what,
+                          c->team->version / 10000, c->team->version / 100 % 100, c->team->version % 100);
     FSDP_TRY(check_order(c, o));
     if (o->own != NULL) FSDP_TRY(look_at(c, o->own, splits ? "reduce_comm" : "comm"));
     c->wire = fsdp__nccl_wire_create();

@@ -16,7 +16,7 @@
 #include "cuda_backend.h"
 #include "fsdp/nccl.h"
 
-enum { FSDP__NCCL_RING = 512, FSDP__NCCL_CONFIG_BYTES = 512, FSDP__NCCL_WORDS = 400 };
+enum { FSDP__NCCL_OLDEST = 21900, FSDP__NCCL_RING = 512, FSDP__NCCL_CONFIG_BYTES = 512, FSDP__NCCL_WORDS = 400 };
 
 /* ---- nccl_job.c ---- */
 
