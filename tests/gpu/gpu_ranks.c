@@ -20,11 +20,17 @@ bool gpu_is_missing_here(const char *test)
 
 void gpu_rank_environment(uint32_t rank)
 {
+    const char *given = getenv("FSDP_TEST_GPUS");
+    uint32_t n_gpus = given != NULL && atoi(given) > 0 ? (uint32_t)atoi(given) : 1;
     char host[16];
-    snprintf(host, sizeof host, "host%u", rank);
+    snprintf(host, sizeof host, "host%u", rank / n_gpus);
     setenv("NCCL_HOSTID", host, 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("NCCL_IB_DISABLE", "1", 1);
     setenv("NCCL_NVLS_ENABLE", "0", 1);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
+    cudaError_t error = cudaSetDevice((int)(rank % n_gpus));
+    if (error == cudaSuccess) return;
+    fprintf(stderr, "rank %u: FSDP_TEST_GPUS=%u: %s\n", rank, n_gpus, cudaGetErrorString(error));
+    exit(1);
 }

@@ -13,7 +13,6 @@ const toy_device *gpu_toy = &gpu_toy_device;
 static fsdp_status open_on_gpu(toy *t, fsdp_config *config)
 {
     fsdp_cuda_config cuda = FSDP_CUDA_CONFIG_INIT;
-    cuda.device = 0;
     cuda.launch = t->launch;
     cuda.side = t->side;
     cuda.jitter_ns = t->config->jitter_ns;

@@ -98,7 +98,6 @@ static bool open_context(const job *j, uint32_t rank, uint32_t debug, fsdp_conte
     where.rank = where.local_rank = rank;
     where.world = where.local_world = j->world;
     fsdp_cuda_config cuda = FSDP_CUDA_CONFIG_INIT;
-    cuda.device = 0;
     cuda.launch = j->world > 1 ? &where : NULL;
     cuda.jitter_ns = j->jitter_ns;
     fsdp_config config = FSDP_CONFIG_INIT;

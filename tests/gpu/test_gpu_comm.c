@@ -33,7 +33,6 @@ static const void *rank_config(void *storage, void *group_, uint32_t rank, uint6
     gpu_rank_environment(rank);
     room->cuda = (fsdp_cuda_config)FSDP_CUDA_CONFIG_INIT;
     room->nccl = (fsdp_nccl_config)FSDP_NCCL_CONFIG_INIT;
-    room->cuda.device = 0;
     room->cuda.launch = &((group *)group_)->launch[rank];
     room->cuda.nccl = &room->nccl;
     room->cuda.jitter_ns = jitter_ns;

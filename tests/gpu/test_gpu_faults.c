@@ -62,7 +62,6 @@ static fsdp_status open_context(rank *r)
     fsdp_cuda_config cuda = FSDP_CUDA_CONFIG_INIT;
     fsdp_config config = FSDP_CONFIG_INIT;
     launch.rank = launch.local_rank = r->number;
-    cuda.device = 0;
     cuda.launch = &launch;
     config.backend = fsdp_cuda_backend();
     config.backend_config = &cuda;
@@ -375,7 +374,6 @@ static void call_different_things(rank *r)
     fsdp_launch launch = r->crew->launch;
     fsdp_cuda_config cuda = FSDP_CUDA_CONFIG_INIT;
     launch.rank = launch.local_rank = r->number;
-    cuda.device = 0;
     cuda.launch = &launch;
     config.backend = fsdp_cuda_backend();
     config.backend_config = &cuda;

@@ -80,7 +80,6 @@ static bool open_actor(actor *a)
     launch.rank = launch.local_rank = a->rank;
     launch.world = launch.local_world = WORLD;
     fsdp_cuda_config cuda = FSDP_CUDA_CONFIG_INIT;
-    cuda.device = 0;
     cuda.launch = &launch;
     fsdp_config config = FSDP_CONFIG_INIT;
     config.backend = fsdp_cuda_backend();
