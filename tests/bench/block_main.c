@@ -187,7 +187,7 @@ int block_bench_main(int argc, char **argv)
     CUDA(cudaSetDevice(way.device));
     CUDA(cudaStreamCreateWithFlags(&way.stream, cudaStreamNonBlocking));
     open_math(&way);
-    if (o.library) block_library_open(&way);
+    if (way.options->library) block_library_open(&way);
     else block_bare_open(&way);
     bool ok = true;
     for (uint32_t i = 0; i < o.n_tokens; i++) ok = block_measure_case(&way, o.tokens[i]) && ok;
