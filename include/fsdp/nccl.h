@@ -11,8 +11,9 @@
  *
  *  A collective that is on the GPU for longer than fsdp_config.timeout_ns, from when its stream came to it, fails the context
  *  on every rank with RANK_LOST, whatever the hosts do: a thread of the library looks every 20 ms. Replays of captured graphs
- *  are not watched so; a peer that is gone is noticed there, too. NCCL connects ranks at a communicator's first collectives
- *  and holds the host in them until all ranks have come: that is watched, and ends, in the same way.
+ *  are not watched so, nor, of more than 512 groups in flight on a communicator, those between the oldest 512 and the newest; a
+ *  peer that is gone is noticed there, too. NCCL connects ranks at a communicator's first collectives and holds the host in
+ *  them until all ranks have come: that is watched, and ends, in the same way.
  *
  *  Of what comm.h says of collectives two things are not so here. Sums are in NCCL's order, and 16-bit sums are rounded at
  *  each step of it. And calls are not compared between ranks when they meet: where they differ the collective hangs until

@@ -205,7 +205,8 @@ static fsdp_status make_token(fsdp__nccl_comm *c)
     void *token = NULL;
     int before = fsdp__cuda_enter(c->dev);
     cudaError_t error = cudaMalloc(&token, 256);
-    if (error == cudaSuccess) error = cudaMemset(token, 0, 256);
+    if (error == cudaSuccess)
+        error = cudaMemset(token, 0, 256); /* nobody reads the sum: whenever it comes is early enough */
     fsdp__cuda_leave(before);
     c->token = token;
     return fsdp__cuda_fail(c->dev, error, "cudaMalloc of 256 bytes for barriers");

@@ -44,6 +44,7 @@ static void *device(size_t bytes)
     void *p = NULL;
     check(cudaMalloc(&p, bytes));
     check(cudaMemset(p, 0, bytes));
+    check(cudaDeviceSynchronize());
     return p;
 }
 
@@ -60,6 +61,7 @@ static void *device_random(size_t count, float mean, float sd)
     uint16_t *p = device(2 * count);
     for (size_t at = 0; at < count; at += N_RANDOM)
         check(cudaMemcpy(p + at, random, 2 * (count - at < N_RANDOM ? count - at : N_RANDOM), cudaMemcpyHostToDevice));
+    check(cudaDeviceSynchronize());
     return p;
 }
 

@@ -209,6 +209,7 @@ static void run_sizes(wire *w)
     CUDA(cudaMalloc((void **)&w->other, part));
     CUDA(cudaMemset(w->buffer, 0, full));
     CUDA(cudaMemset(w->other, 0, part));
+    CUDA(cudaDeviceSynchronize());
     CUDA(cudaStreamCreateWithFlags(&w->second, cudaStreamNonBlocking));
     for (int turn = -1; turn < TURNS; turn++)
         for (int k = 0; k < KINDS * PLACES; k++)

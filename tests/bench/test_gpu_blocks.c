@@ -133,6 +133,7 @@ static void run_blocks(bool fused, outcome *out)
         }
     }
     CUDA(cudaDeviceSynchronize());
+    CUDA(cudaDeviceSynchronize());
     for (uint32_t l = 0; l < LAYERS; l++) block_forward(math, l, params[l]);
     block_loss(math);
     for (uint32_t l = LAYERS; l-- > 0;) block_backward(math, l, params[l], grads[l]);

@@ -54,12 +54,14 @@ static inline float *rig_numbers(size_t n, double scale)
     return x;
 }
 
-/* On the GPU, every byte 0xff: NaN in both formats, so that what is not written is seen. */
+/* On the GPU, every byte 0xff: NaN in both formats, so that what is not written is seen. Streams that do not block wait for
+ * nothing on the NULL stream: so here, and below, the host does. */
 static inline void *rig_poisoned(size_t bytes)
 {
     void *p = NULL;
     CUDA(cudaMalloc(&p, bytes));
     CUDA(cudaMemset(p, 0xff, bytes));
+    CUDA(cudaDeviceSynchronize());
     return p;
 }
 
@@ -67,6 +69,7 @@ static inline void *rig_up(const void *x, size_t bytes)
 {
     void *p = rig_poisoned(bytes);
     CUDA(cudaMemcpy(p, x, bytes, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
     return p;
 }
 

@@ -65,6 +65,7 @@ static void *device(const void *from, size_t bytes)
     void *p = NULL;
     CUDA(cudaMalloc(&p, bytes));
     if (from) CUDA(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
     return p;
 }
 

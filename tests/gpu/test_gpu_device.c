@@ -258,6 +258,7 @@ static void what_a_wrapped_stream_had_before_comes_first(void **state)
     CUDA(cudaHostAlloc((void **)&pinned, 4096, cudaHostAllocDefault));
     CUDA(cudaMalloc((void **)&device, 4096));
     CUDA(cudaMemset(device, 0, 4096));
+    CUDA(cudaDeviceSynchronize());
     pinned[0] = pinned[1] = 0;
     DO(fsdp_stream_create(ctx, "other", &other));
     CUDA(gpu_hold(native, &pinned[0]));

@@ -56,6 +56,7 @@ static void open_case(step_case *t, const gpt_shape *shape, bool recompute)
     CUDA(cudaStreamCreateWithFlags(&t->stream, cudaStreamNonBlocking));
     if (!gpt_cuda_create(&t->gpu, shape, recompute, true, t->stream, &why)) fail_msg("%s", why.text);
     CUDA(cudaMemset(t->gpu.memory, 0xff, t->gpu.bytes));
+    CUDA(cudaDeviceSynchronize());
     CUDA(cudaHostAlloc(&t->staged, t->gpu.layout.bytes, cudaHostAllocDefault));
     t->mean_loss = rig_poisoned(4);
     assert_true(gpt_state_create(&t->host, shape));
@@ -165,6 +166,7 @@ static void poison_gradients(const step_case *t)
     for (int u = 0; u < gpt_units(t->shape); u++)
         for (int i = 0; i < gpt_unit_params(t->shape, u); i++)
             CUDA(cudaMemset(t->grads[u][i], 0xff, 4 * (size_t)t->elems[u][i]));
+    CUDA(cudaDeviceSynchronize());
 }
 
 static void losses_and_gradients_are_the_hosts(void **state)

@@ -85,6 +85,7 @@ static bool take_params(plain_gpu *p, problem *why)
     for (size_t i = 0; i < 4; i++) *arrays[i] = (float *)(void *)p->memory + i * p->elems;
     p->compute = p->memory + 4 * sizeof(float) * p->elems;
     if (!each_param(p, fill_param, why)) return false;
+    CUDA_TRY(cudaDeviceSynchronize(), why); /* the stream does not block: it waits for no copy on the NULL stream */
     CUDA_TRY(gpt_to_bf16(p->stream, p->compute, p->master, p->elems), why);
     return true;
 }
