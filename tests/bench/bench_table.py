@@ -68,8 +68,10 @@ def key_of(line):
     return line.get("mps", "off"), line["layers"], line["dim"], line["tokens"]
 
 
-def print_main(lines):
+def print_main(lines, title):
     """Bare and library side by side, with one and with two communicators; FSDP2 beside them."""
+    if lines:
+        print(title)
     groups = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for figure in ("step_ms", "stream_ms", "comm_ms", "compute_ms", "comm_in_place_ms", "captured_ms"):
@@ -201,7 +203,9 @@ def main():
         print("no results")
         return 1
     print_nccl(ways)
-    print_main([line for line in ways if line.get("section") == "main"])
+    print_main([line for line in ways if line.get("section") == "main"],
+               "Steps; the library's norm and report sum over ranks before AdamW, the others sum nothing there")
+    print_main([line for line in ways if line.get("section") == "clip"], "Steps whose gradient all three clip")
     print_variants([line for line in ways if line.get("section") == "fused"], "Variants, ms")
     print_host([line for line in ways if line.get("section") == "host"])
     print_bytes(ways)

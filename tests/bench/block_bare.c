@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* The step as one writes it by hand, for this model alone: the floor for what a library may cost. Gathers in place, `depth`
  * layers ahead, on a high-priority stream, in depth + 1 buffers by turns; gradients in two buffers, reduce-scattered on a
- * third stream; AdamW on the shards at the end. The last block stays gathered from forward to backward. Nothing is checked,
- * counted or clipped, and a step gathers its first layer when the optimizer is done. */
+ * third stream; AdamW on the shards at the end, with clipping where it is asked for. The last block stays gathered from forward to backward. Nothing is checked,
+ * counted, and a step gathers its first layer when the optimizer is done. */
 #include <string.h>
 
 #include "block_bench.h"
@@ -17,7 +17,7 @@ typedef struct bare {
     float *grad[2], *grad_range;
     float *master[BLOCK_MOST_LAYERS], *gradient[BLOCK_MOST_LAYERS], *m[BLOCK_MOST_LAYERS], *v[BLOCK_MOST_LAYERS];
     block_record *record;
-    float *meeting;
+    float *meeting, *partial; /* partial: with clip, BLOCK_SUMS a layer and their sum */
     cudaEvent_t begin, ready[BLOCK_MOST_LAYERS], used[BLOCK_MOST_LAYERS], reduced[BLOCK_MOST_LAYERS];
     uint32_t slot_of[BLOCK_MOST_LAYERS], next_slot;
     int user_of[BLOCK_MOST_DEPTH + 1];
@@ -104,6 +104,18 @@ static void backward(bare *b, bool compute)
     }
 }
 
+/* The gradient's norm over all ranks, and what clipping makes of it. */
+static void clip(bare *b, float factor)
+{
+    cudaStream_t stream = b->way->stream;
+    float *sum = b->partial + (uint64_t)b->layers * BLOCK_SUMS;
+    for (uint32_t l = 0; l < b->layers; l++)
+        block_square_sums(b->partial + (uint64_t)l * BLOCK_SUMS, b->gradient[l], b->shard, stream);
+    block_add_sums(sum, b->partial, b->layers, stream);
+    if (b->world > 1) NCCL(ncclAllReduce(sum, sum, 1, ncclFloat, ncclSum, b->reduce_comm, stream));
+    block_clip(b->record, sum, factor, BLOCK_MAX_NORM, stream);
+}
+
 static void bare_step(block_way *way, bool compute)
 {
     bare *b = way->self;
@@ -116,10 +128,11 @@ static void bare_step(block_way *way, bool compute)
     block_enter(way);
     CUDA(cudaStreamWaitEvent(way->stream, b->reduced[0], 0));
     if (compute) {
+        const float factor = 1.0f / (float)b->world;
         block_advance(b->record, way->stream);
+        if (way->options->clip) clip(b, factor);
         for (uint32_t l = 0; l < b->layers; l++)
-            block_adamw(b->master[l], b->gradient[l], b->m[l], b->v[l], b->shard, b->record, 1.0f / (float)b->world,
-                        way->stream);
+            block_adamw(b->master[l], b->gradient[l], b->m[l], b->v[l], b->shard, b->record, factor, way->stream);
     }
     block_leave_update(way);
 }
@@ -211,6 +224,7 @@ static void register_window(ncclComm_t comm, void *range, uint64_t bytes)
 static void open_memory(bare *b)
 {
     const block_options *o = b->way->options;
+    block_load_shard_kernels();
     b->elems = block_padded_elems(o, b->world);
     b->shard = b->elems / b->world;
     for (uint32_t l = 0; l < b->layers; l++) {
@@ -227,6 +241,7 @@ static void open_memory(bare *b)
     if (o->window) register_window(b->reduce_comm, b->grad_range, b->elems * 4 * 2);
     b->record = take(b, sizeof *b->record, false);
     b->meeting = take(b, sizeof *b->meeting, false);
+    b->partial = o->clip ? take(b, ((uint64_t)b->layers * BLOCK_SUMS + 1) * sizeof(float), false) : NULL;
 }
 
 void block_bare_open(block_way *way)

@@ -1,35 +1,21 @@
 /* SPDX-License-Identifier: MIT */
-/* The kernels, and who launches which; block_gemm.c has the GEMMs. */
+/* The kernels of compute, and who launches which; block_gemm.c has the GEMMs, block_shards.cu what is done to shards. */
 #include "block_cuda.h"
 
 #include <cuda_bf16.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "block_gemm.h"
-
-#define MUST(call)                                                                                     \
-    do {                                                                                               \
-        cudaError_t error_ = (call);                                                                   \
-        if (error_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-            exit(1);                                                                                   \
-        }                                                                                              \
-    } while (0)
+#include "block_parts.cuh"
 
 namespace
 {
-
-typedef __nv_bfloat16 bf16;
 
 struct alignas(16) pack { /* eight neighbours, one load */
     __nv_bfloat162 pair[4];
 };
 
-constexpr int THREADS = 256, SUM_COLUMNS = 256, SUM_ROWS = 8, LOSS_BLOCKS = 1024;
-
-unsigned blocks_for(uint64_t threads) { return (unsigned)((threads + THREADS - 1) / THREADS); }
+constexpr int SUM_COLUMNS = 256, SUM_ROWS = 8, LOSS_BLOCKS = 1024;
 
 __device__ float gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x))); }
 
@@ -146,27 +132,6 @@ __global__ void product(float *dst, const float *a, const float *b, float factor
     *(float4 *)(dst + at) = x;
 }
 
-__global__ void to_bf16(bf16 *dst, const float *src, uint64_t count)
-{
-    const uint64_t at = ((uint64_t)blockIdx.x * THREADS + threadIdx.x) * 4;
-    if (at >= count) return;
-    const float4 v = *(const float4 *)(src + at);
-    *(__nv_bfloat162 *)(dst + at) = __floats2bfloat162_rn(v.x, v.y);
-    *(__nv_bfloat162 *)(dst + at + 2) = __floats2bfloat162_rn(v.z, v.w);
-}
-
-/* The sum of a block's threads, in thread 0. */
-__device__ float block_sum(float mine)
-{
-    __shared__ float sums[THREADS];
-    sums[threadIdx.x] = mine;
-    for (int half = THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
-    return sums[0];
-}
-
 __global__ void __launch_bounds__(THREADS) partial_sums(float *partial, const float *x, uint64_t count)
 {
     float total = 0.0f;
@@ -206,47 +171,10 @@ __global__ void __launch_bounds__(THREADS) finish_mean(float *out, const float *
     if (threadIdx.x == 0) *out = total * factor;
 }
 
-/* ---- Values and the optimizer ---- */
-
-__global__ void first_values(float *dst, uint64_t begin, uint64_t count, uint32_t layer, uint32_t dim,
-                             block_scales scales)
-{
-    const uint64_t at = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (at >= count) return;
-    dst[at] = begin + at < block_elems(dim) ? block_first_value(layer, dim, scales, begin + at) : 0.0f;
-}
-
 __global__ void input_values(bf16 *dst, uint32_t seed, uint64_t count)
 {
     const uint64_t at = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
     if (at < count) dst[at] = __float2bfloat16(block_noise(seed, at) * 1.7320508f); /* variance 1 */
-}
-
-__global__ void advance(block_record *record)
-{
-    record->step += 1.0f;
-    record->bias1 = 1.0f - powf(0.9f, record->step);
-    record->bias2 = 1.0f - powf(0.999f, record->step);
-}
-
-__global__ void __launch_bounds__(THREADS)
-    adamw(float4 *w, const float4 *g, float4 *m, float4 *v, uint64_t quads, const block_record *record, float factor)
-{
-    const uint64_t at = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (at >= quads) return;
-    const float bias1 = record->bias1, bias2 = record->bias2;
-    float4 w4 = w[at], g4 = g[at], m4 = m[at], v4 = v[at];
-    float *pw = &w4.x, *pg = &g4.x, *pm = &m4.x, *pv = &v4.x;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float grad = pg[i] * factor;
-        pm[i] = 0.9f * pm[i] + 0.1f * grad;
-        pv[i] = 0.999f * pv[i] + 0.001f * grad * grad;
-        pw[i] -= 1e-4f * (pm[i] / bias1 / (sqrtf(pv[i] / bias2) + 1e-8f) + 0.01f * pw[i]);
-    }
-    w[at] = w4;
-    m[at] = m4;
-    v[at] = v4;
 }
 
 template <class T> T *take(uint64_t count, uint64_t *bytes)
@@ -292,10 +220,7 @@ static void load_kernels(void)
                                    (const void *)partial_sums,
                                    (const void *)square_loss,
                                    (const void *)finish_mean,
-                                   (const void *)first_values,
-                                   (const void *)input_values,
-                                   (const void *)advance,
-                                   (const void *)adamw};
+                                   (const void *)input_values};
     cudaFuncAttributes attributes;
     for (const void *kernel : kernels) MUST(cudaFuncGetAttributes(&attributes, kernel));
 }
@@ -432,32 +357,6 @@ void block_backward(block_math *m, uint32_t l, const void *const w[BLOCK_PARAMS]
     }
     block_gemm(m->gemms, BLOCK_GEMM_UP_INPUT, w[0], m->dh, nullptr, m->z, nullptr, nullptr);
     map_bf16<<<blocks_for(narrow / 8), THREADS, 0, s>>>(m->dy, m->dy, m->z, narrow, sum_of());
-    MUST(cudaGetLastError());
-}
-
-void block_first_values(float *dst, uint64_t begin, uint64_t count, uint32_t layer, uint32_t dim, cudaStream_t stream)
-{
-    first_values<<<blocks_for(count), THREADS, 0, stream>>>(dst, begin, count, layer, dim, block_first_scales(dim));
-    MUST(cudaGetLastError());
-}
-
-void block_cast(void *dst, const float *src, uint64_t count, cudaStream_t stream)
-{
-    to_bf16<<<blocks_for(count / 4), THREADS, 0, stream>>>((bf16 *)dst, src, count);
-    MUST(cudaGetLastError());
-}
-
-void block_advance(block_record *record, cudaStream_t stream)
-{
-    advance<<<1, 1, 0, stream>>>(record);
-    MUST(cudaGetLastError());
-}
-
-void block_adamw(float *master, const float *gradient, float *m, float *v, uint64_t count, const block_record *record,
-                 float factor, cudaStream_t stream)
-{
-    adamw<<<blocks_for(count / 4), THREADS, 0, stream>>>((float4 *)master, (const float4 *)gradient, (float4 *)m,
-                                                         (float4 *)v, count / 4, record, factor);
     MUST(cudaGetLastError());
 }
 

@@ -82,14 +82,24 @@ void block_backward(block_math *math, uint32_t layer, const void *const params[B
 
 /* ---- What the bare step does to shards; the library has its own. ---- */
 
-typedef struct block_record { /* in device memory: AdamW's step count and bias corrections */
-    float step, bias1, bias2;
+enum { BLOCK_SUMS = 528 }; /* partial sums of squares of a shard */
+
+typedef struct block_record { /* in device memory */
+    float step, bias1, bias2; /* AdamW's step count and bias corrections */
+    float norm, scale;        /* of the gradient; what clipping makes of it: 1 without */
 } block_record;
 
+void block_load_shard_kernels(void); /* the driver loads a kernel at its first launch, and may wait then */
 void block_first_values(float *dst, uint64_t begin, uint64_t count, uint32_t layer, uint32_t dim, cudaStream_t stream);
 void block_cast(void *dst_bf16, const float *src, uint64_t count, cudaStream_t stream);
 void block_advance(block_record *record, cudaStream_t stream);
-/* lr 1e-4, betas 0.9 and 0.999, eps 1e-8, weight decay 0.01: what the PyTorch driver sets. factor: on the gradient. */
+/* partial[BLOCK_SUMS]: of x², count a multiple of four; the sum of n such lists; scale = min(1, max_norm / (√sum · factor)), as
+ * PyTorch's clip_grad_norm_ has it. */
+void block_square_sums(float *partial, const float *x, uint64_t count, cudaStream_t stream);
+void block_add_sums(float *out, const float *partial, uint32_t n, cudaStream_t stream);
+void block_clip(block_record *record, const float *sum, float factor, float max_norm, cudaStream_t stream);
+/* lr 1e-4, betas 0.9 and 0.999, eps 1e-8, weight decay 0.01: what the PyTorch driver sets. factor: on the gradient, with
+ * the record's scale. */
 void block_adamw(float *master, const float *gradient, float *m, float *v, uint64_t count, const block_record *record,
                  float factor, cudaStream_t stream);
 

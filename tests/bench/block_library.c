@@ -35,6 +35,14 @@ static void find_grads(const block_way *way, const fsdp_view *view, float *grads
         if (b->place[i] < BLOCK_PARAMS) grads[b->place[i]] = view->grads[i];
 }
 
+static fsdp_adamw_args update_args(const block_way *way)
+{
+    fsdp_adamw_args args = FSDP_ADAMW_ARGS_INIT;
+    args.lr = 1e-4f;
+    if (way->options->clip) args.max_norm = BLOCK_MAX_NORM;
+    return args;
+}
+
 static void library_step(block_way *way, bool compute)
 {
     library *b = way->self;
@@ -72,8 +80,7 @@ static void library_step(block_way *way, bool compute)
     block_enter(way);
     LIB(fsdp_pass_end(b->model, b->s));
     block_leave_hook(way);
-    fsdp_adamw_args args = FSDP_ADAMW_ARGS_INIT;
-    args.lr = 1e-4f;
+    const fsdp_adamw_args args = update_args(way);
     block_enter(way);
     if (compute) {
         LIB(fsdp_adamw_step(b->opt, &args, b->s));
@@ -117,8 +124,7 @@ static void library_capture(block_way *way)
 static void library_replay(block_way *way)
 {
     library *b = way->self;
-    fsdp_adamw_args args = FSDP_ADAMW_ARGS_INIT;
-    args.lr = 1e-4f;
+    const fsdp_adamw_args args = update_args(way);
     LIB(fsdp_replay(b->capture, 1, &args, b->s));
     CUDA(cudaGraphLaunch(b->exec, way->stream));
     LIB(fsdp_replayed(b->capture, b->s));

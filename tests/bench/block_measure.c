@@ -193,19 +193,21 @@ static void print_head(const block_way *way, uint64_t tokens)
     NCCL(ncclGetVersion(&nccl));
     if (o->json)
         printf("{\"way\":\"%s\",\"compute\":\"%s\",\"world\":%u,\"layers\":%u,\"dim\":%u,\"tokens\":%llu,\"depth\":%u,"
-               "\"comms\":%u,\"window\":%s,\"cta_zero\":%s,\"keep\":%s,\"one_lane\":%s,\"no_bias\":%s,\"pad\":%llu,"
+               "\"comms\":%u,\"window\":%s,\"cta_zero\":%s,\"keep\":%s,\"one_lane\":%s,\"no_bias\":%s,\"clip\":%s,"
+               "\"pad\":%llu,"
                "\"nccl\":%d,\"path\":\"%s\"",
                name, compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens, o->depth, o->comms,
                o->window ? "true" : "false", o->cta_zero ? "true" : "false", o->keep ? "true" : "false",
-               o->one_lane ? "true" : "false", o->no_bias ? "true" : "false", (unsigned long long)o->pad, nccl,
-               way->path);
+               o->one_lane ? "true" : "false", o->no_bias ? "true" : "false", o->clip ? "true" : "false",
+               (unsigned long long)o->pad, nccl, way->path);
     else
-        printf("%s, %s compute: world %u, %u layers × %u, %llu tokens, depth %u, %u communicator%s%s%s%s%s%s, NCCL %d "
-               "%s\n",
-               name, compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens, o->depth, o->comms,
-               o->comms == 1 ? "" : "s", o->window ? ", windows" : "", o->cta_zero ? ", no CTAs" : "",
-               o->keep ? ", keeping depth + 1" : "", o->one_lane ? ", one lane" : "", o->no_bias ? ", no biases" : "",
-               nccl, way->path);
+        printf(
+            "%s, %s compute: world %u, %u layers × %u, %llu tokens, depth %u, %u communicator%s%s%s%s%s%s%s, NCCL %d "
+            "%s\n",
+            name, compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens, o->depth, o->comms,
+            o->comms == 1 ? "" : "s", o->window ? ", windows" : "", o->cta_zero ? ", no CTAs" : "",
+            o->keep ? ", keeping depth + 1" : "", o->one_lane ? ", one lane" : "", o->no_bias ? ", no biases" : "",
+            o->clip ? ", clipping" : "", nccl, way->path);
     if (!o->json)
         printf("    a rank's part of a gather: %llu bytes\n",
                (unsigned long long)block_padded_elems(o, way->launch.world) / way->launch.world * 2);

@@ -11,7 +11,8 @@
 #                    main section without MPS alone, if nothing else is asked for, and no second try of what fails
 #   --mps MODE       off, on or both: without CUDA MPS, with it (both; off with a GPU a rank)
 #   --tokens A,B,C   balanced, communication-bound, communication only (131072,32768,64)
-#   --sections LIST  main, host (hooks' and captured steps' host time, 1 rank and N), fused (main,host,fused)
+#   --sections LIST  main, clip (the same steps with the gradient clipped, which sums over ranks), host (hooks' and captured
+#                    steps' host time, 1 rank and N), fused (main,clip,host,fused)
 #   --peer FILE      another FSDP2 driver (tests/bench/fsdp2_blocks.py)
 #   --no-bias        units of weights alone, in all three
 #   --dry-run        print the commands, run none
@@ -23,7 +24,7 @@ while [ $# -gt 0 ]; do
     --dry-run) dry_run=1; shift; continue ;;
     --no-bias) more=(--no-bias); shift; continue ;;
     --build | --out | --world | --repeats | --minutes | --mps | --tokens | --sections | --peer) [ $# -ge 2 ] || exit 2 ;;
-    *) sed -n '3,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '3,18s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
     case $1 in
     --build) build=$2 ;;
@@ -43,7 +44,7 @@ if [ "$minutes" -gt 0 ] && [ "$minutes" -lt 8 ]; then
     : "${mps:=off}" "${sections:=main}"
     pace=(--steps 6 --rounds 2) tries=1 deadline=75
 fi
-: "${mps:=both}" "${sections:=main,host,fused}"
+: "${mps:=both}" "${sections:=main,clip,host,fused}"
 [ -n "$out" ] || out=$(mktemp -d)
 mkdir -p "$out"
 results=$out/results.jsonl
@@ -75,14 +76,19 @@ run_fsdp2() { # run_fsdp2 WORLD KEYS [options of our driver]
     done
 }
 
-repeat_main() { # repeat_main MPS REPEAT: each of the five once
-    local keys="\"section\":\"main\",\"mps\":\"$1\",\"repeat\":$2" what=both,comm
+repeat_main() { # repeat_main MPS REPEAT: each of the five once, of each section asked for
+    local keys="\"mps\":\"$1\",\"repeat\":$2" what=both,comm
     [ "$2" -gt 1 ] || what=both,comm,compute
-    run_bench "$keys" --mode bare --comms 1 --tokens "$tokens" --what "$what"
-    run_bench "$keys" --mode library --comms 1 --tokens "$tokens" --what "$what"
-    run_fsdp2 "$world" "$keys" --tokens "$tokens" --what "$what"
-    run_bench "$keys" --mode library --comms 2 --tokens "$tokens" --what both,comm
-    run_bench "$keys" --mode bare --comms 2 --tokens "$tokens" --what both,comm
+    if [[ ,$sections, == *,main,* ]]; then repeat_ways "\"section\":\"main\",$keys" "$what" both,comm; fi
+    if [[ ,$sections, == *,clip,* ]]; then repeat_ways "\"section\":\"clip\",$keys" both both --clip; fi
+}
+
+repeat_ways() { # repeat_ways KEYS WHAT WHAT-OF-TWO-COMMUNICATORS [options]
+    run_bench "$1" --mode bare --comms 1 --tokens "$tokens" --what "$2" "${@:4}"
+    run_bench "$1" --mode library --comms 1 --tokens "$tokens" --what "$2" "${@:4}"
+    run_fsdp2 "$world" "$1" --tokens "$tokens" --what "$2" "${@:4}"
+    run_bench "$1" --mode library --comms 2 --tokens "$tokens" --what "$3" "${@:4}"
+    run_bench "$1" --mode bare --comms 2 --tokens "$tokens" --what "$3" "${@:4}"
 }
 
 run_main() { # run_main MPS SECONDS: repetitions while the time lasts (0: all)
@@ -132,7 +138,7 @@ modes=(off on)
 [ "$mps" = both ] || modes=("$mps")
 if [[ ,$sections, == *,host,* ]]; then run_host; fi
 if [[ ,$sections, == *,fused,* ]]; then run_fused; fi
-if [[ ,$sections, == *,main,* ]]; then
+if [[ ,$sections, == *,main,* || ,$sections, == *,clip,* ]]; then
     left=${#modes[@]}
     for mode in "${modes[@]}"; do
         budget=0

@@ -39,6 +39,7 @@ def parse():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--what", default="both,comm,compute")
     parser.add_argument("--no-bias", action="store_true")
+    parser.add_argument("--clip", action="store_true")
     return parser.parse_args()
 
 
@@ -116,6 +117,8 @@ def measure_steps(args, line, model, optimizer, x):
     def step():
         loss = (model(x).float() ** 2).mean()
         loss.backward()
+        if args.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses[:] = [loss.detach()]
@@ -171,7 +174,7 @@ def main():
     model, optimizer = make_model(args, device)
     for tokens in map(int, args.tokens.split(",")):
         line = {"way": "fsdp2", "compute": "plain", "world": world, "layers": args.layers, "dim": args.dim, "tokens": tokens,
-                "comms": 1, "no_bias": args.no_bias, "torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+                "comms": 1, "no_bias": args.no_bias, "clip": args.clip, "torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
         torch.cuda.empty_cache()
         x = make_input(args, tokens, rank, device)
         if "both" in args.what:

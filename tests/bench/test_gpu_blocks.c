@@ -267,6 +267,39 @@ static void adamw_is_pytorchs(void **state)
     CUDA(cudaFree(record));
 }
 
+/* The norm over two shards, and the scale of a gradient that is too long and of one that is not. */
+static void clipping_is_pytorchs(void **state)
+{
+    (void)state;
+    enum { COUNT = 4 * 300000 };
+    static float host[COUNT];
+    float *device, *partial;
+    block_record *record, seen;
+    double wanted = 0.0;
+    for (int i = 0; i < COUNT; i++) {
+        host[i] = block_noise(9, (uint64_t)i);
+        wanted += (double)host[i] * host[i];
+    }
+    wanted = sqrt(2.0 * wanted) * 0.5;
+    CUDA(cudaMalloc((void **)&device, sizeof host));
+    CUDA(cudaMalloc((void **)&partial, (2 * BLOCK_SUMS + 1) * sizeof(float)));
+    CUDA(cudaMalloc((void **)&record, sizeof *record));
+    CUDA(cudaMemset(record, 0, sizeof *record));
+    CUDA(cudaMemcpy(device, host, sizeof host, cudaMemcpyHostToDevice));
+    for (int i = 0; i < 2; i++) block_square_sums(partial + i * BLOCK_SUMS, device, COUNT, 0);
+    block_add_sums(partial + 2 * BLOCK_SUMS, partial, 2, 0);
+    for (int way = 0; way < 2; way++) {
+        const float most = way == 0 ? 1.0f : 1e9f;
+        block_clip(record, partial + 2 * BLOCK_SUMS, 0.5f, most, 0);
+        CUDA(cudaMemcpy(&seen, record, sizeof seen, cudaMemcpyDeviceToHost));
+        assert_true(fabs((double)seen.norm / wanted - 1.0) < 1e-4);
+        assert_true(fabs((double)seen.scale - (way == 0 ? 1.0 / wanted : 1.0)) < 1e-4 * (double)seen.scale);
+    }
+    CUDA(cudaFree(device));
+    CUDA(cudaFree(partial));
+    CUDA(cudaFree(record));
+}
+
 int main(void)
 {
     int n = 0;
@@ -281,6 +314,7 @@ int main(void)
         cmocka_unit_test(the_same_bits_come_out_again),
         cmocka_unit_test(first_values_are_the_same_on_host_and_gpu),
         cmocka_unit_test(adamw_is_pytorchs),
+        cmocka_unit_test(clipping_is_pytorchs),
     };
     return cmocka_run_group_tests(tests, make_reference, free_reference);
 }
