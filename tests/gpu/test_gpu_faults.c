@@ -165,7 +165,7 @@ static crew *run(void (*body)(rank *r), int signal_, parent_fn parent, uint32_t 
     bool failed = failure != NULL;
     processes_finish(&p);
     for (uint32_t i = 0; i < WORLD; i++) printf("    rank %u: %s\n", i, c->rank[i].said);
-    if (failed) fail_msg("a process did not end as it should: see above");
+    if (failed) fail_msg("%s", "a process did not end as it should: see above");
     return c;
 }
 

@@ -280,7 +280,7 @@ static void host_memory_may_be_gone_for_good_and_nothing_is_leaked(void **state)
         assert_int_equal(m.live_bytes, 0);
         if (!failed) return;
     }
-    fail_msg("allocations without end");
+    fail_msg("%s", "allocations without end");
 }
 
 /* A refusal in the steps: the model has failed, says so to every call, and is whole again after fsdp_pass_abort. */

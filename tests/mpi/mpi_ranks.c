@@ -159,5 +159,5 @@ void run_team(team *t, rank_body body)
         t->suite->group_destroy(t->group);
         t->group = NULL;
     }
-    if (failed) fail_msg("a rank failed: see above");
+    if (failed) fail_msg("%s", "a rank failed: see above");
 }
