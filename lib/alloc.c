@@ -143,7 +143,7 @@ fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config
     FSDP_TRY(fsdp__capture_off(__func__, ctx));
     fsdp__lock(ctx);
     fsdp_status status = create(ctx, &c, false, out_allocator);
-    if (status == FSDP_OK) ctx->n_children++;
+    if (status == FSDP_OK) ctx->n_live[FSDP__CHILD_ALLOCATOR]++;
     fsdp__unlock(ctx);
     return status;
 }
@@ -200,7 +200,7 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
     FSDP_IGNORE(fsdp__context_drain(ctx, UINT64_MAX));
     fsdp__capture_lose_pool(ctx, allocator, "was destroyed");
     destroy(allocator);
-    ctx->n_children--;
+    ctx->n_live[FSDP__CHILD_ALLOCATOR]--;
     fsdp__unlock(ctx);
     return FSDP_OK;
 }

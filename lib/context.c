@@ -189,19 +189,39 @@ fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ct
     return FSDP_OK;
 }
 
+/* What of the caller's still lives, as "1 model, 2 streams (compute, copy)"; false: nothing. */
+static bool list_live(fsdp_context *ctx, char *text, size_t bytes)
+{
+    static const char *const kinds[FSDP__N_CHILDREN] = {"model", "allocator", "stream",  "event",
+                                                        "work",  "trace",     "capture", "pinned piece"};
+    size_t at = 0;
+    text[0] = 0;
+    for (int k = 0; k < FSDP__N_CHILDREN; k++) {
+        uint32_t n = ctx->n_live[k];
+        if (n == 0 || at >= bytes) continue;
+        at += (size_t)snprintf(text + at, bytes - at, "%s%u %s%s", at > 0 ? ", " : "", n, kinds[k], n > 1 ? "s" : "");
+        const char *before = " (";
+        for (int t = 0; k == FSDP__CHILD_STREAM && t < ctx->clocks.n_slots && at < bytes; t++) {
+            const fsdp_stream *s = ctx->clocks.stream[t];
+            if (s == NULL || s->lane) continue;
+            at += (size_t)snprintf(text + at, bytes - at, "%s%s", before, s->name);
+            before = ", ";
+        }
+        if (before[0] == ',' && at < bytes) at += (size_t)snprintf(text + at, bytes - at, ")");
+    }
+    return at > 0;
+}
+
 fsdp_status fsdp_context_destroy(fsdp_context *ctx)
 {
     if (ctx == NULL) return FSDP_OK;
+    char text[1024]; /* 13 streams with names of 31 bytes fit */
     fsdp__lock(ctx);
-    uint32_t n = ctx->n_children;
+    bool live = list_live(ctx, text, sizeof text);
     fsdp__unlock(ctx);
-    if (n > 0)
-        return fsdp__fail(
-            FSDP_ERR_STATE,
-            "fsdp_context_destroy: %u of your models, allocators, streams, events, works, traces, captures "
-            "or pinned pieces still live: "
-            "destroy them first",
-            n);
+    if (live)
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_context_destroy: %s of yours still live: destroy or release them first",
+                          text);
     close_all(ctx);
     return FSDP_OK;
 }

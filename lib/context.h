@@ -17,6 +17,19 @@
 
 enum { FSDP__VOTE_BYTES = 16 };
 
+/* What the caller makes and must give up before the context goes. */
+typedef enum fsdp__child {
+    FSDP__CHILD_MODEL,
+    FSDP__CHILD_ALLOCATOR,
+    FSDP__CHILD_STREAM,
+    FSDP__CHILD_EVENT,
+    FSDP__CHILD_WORK,
+    FSDP__CHILD_TRACE,
+    FSDP__CHILD_CAPTURE,
+    FSDP__CHILD_PINNED,
+    FSDP__N_CHILDREN
+} fsdp__child;
+
 struct fsdp_context {
     fsdp_host_allocator host;
     const fsdp_backend *backend;
@@ -48,8 +61,7 @@ struct fsdp_context {
     struct fsdp_capture *capture;  /* that is on; NULL: none */
     struct fsdp_capture *captures; /* all that live */
     uint64_t n_device_frees;
-    uint32_t
-        n_children; /* models, allocators, streams, events, works, traces, captures, pinned pieces: the caller's that live */
+    uint32_t n_live[FSDP__N_CHILDREN]; /* the caller's */
     atomic_int aborted;
 
     fsdp__flight flight;

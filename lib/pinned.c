@@ -76,7 +76,7 @@ static bool add_piece(fsdp_context *ctx, fsdp__pinned_piece piece)
     p->n_pieces++;
     p->allocs++;
     p->live_bytes += piece.bytes;
-    if (piece.caller) ctx->n_children++;
+    if (piece.caller) ctx->n_live[FSDP__CHILD_PINNED]++;
     return true;
 }
 
@@ -88,7 +88,7 @@ static fsdp__pinned_piece take_piece(fsdp_context *ctx, size_t at)
     memmove(&p->pieces[at], &p->pieces[at + 1], (p->n_pieces - at) * sizeof *p->pieces);
     p->frees++;
     p->live_bytes -= piece.bytes;
-    if (piece.caller) ctx->n_children--;
+    if (piece.caller) ctx->n_live[FSDP__CHILD_PINNED]--;
     return piece;
 }
 

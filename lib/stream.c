@@ -130,7 +130,7 @@ fsdp_status fsdp_stream_create(fsdp_context *ctx, const char *name, fsdp_stream 
     FSDP_TRY(fsdp__context_check(ctx));
     fsdp__lock(ctx);
     fsdp_status status = fsdp__stream_open(ctx, name, false, out_stream);
-    if (status == FSDP_OK) ctx->n_children++;
+    if (status == FSDP_OK) ctx->n_live[FSDP__CHILD_STREAM]++;
     fsdp__unlock(ctx);
     return status;
 }
@@ -165,7 +165,7 @@ fsdp_status fsdp_stream_release(fsdp_stream *stream)
     FSDP_IGNORE(fsdp__device_drain_host(stream, UINT64_MAX));
     while (stream->n_drains > 0) pthread_cond_wait(&ctx->drained, &ctx->lock);
     fsdp__stream_close(stream);
-    ctx->n_children--;
+    ctx->n_live[FSDP__CHILD_STREAM]--;
     fsdp__unlock(ctx);
     return FSDP_OK;
 }
@@ -253,7 +253,7 @@ fsdp_status fsdp_event_create(fsdp_context *ctx, fsdp_event **out_event)
     event->ctx = ctx;
     fsdp__lock(ctx);
     fsdp_status status = fsdp__device_event_create(ctx, &event->native);
-    if (status == FSDP_OK) ctx->n_children++;
+    if (status == FSDP_OK) ctx->n_live[FSDP__CHILD_EVENT]++;
     fsdp__unlock(ctx);
     if (status != FSDP_OK) {
         fsdp__host_free(&ctx->host, event, 1, sizeof *event);
@@ -270,7 +270,7 @@ void fsdp_event_destroy(fsdp_event *event)
     fsdp__lock(ctx);
     fsdp__fence_forget(&ctx->clocks, &event->fence);
     fsdp__device_event_destroy(ctx, event->native);
-    ctx->n_children--;
+    ctx->n_live[FSDP__CHILD_EVENT]--;
     fsdp__unlock(ctx);
     fsdp__host_free(&ctx->host, event, 1, sizeof *event);
 }

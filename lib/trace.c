@@ -73,7 +73,7 @@ fsdp_status fsdp_trace_start(fsdp_context *ctx, uint64_t max_records, fsdp_trace
     bool one_is_on = ctx->trace != NULL;
     if (!one_is_on) {
         ctx->trace = trace;
-        ctx->n_children++;
+        ctx->n_live[FSDP__CHILD_TRACE]++;
     }
     fsdp__unlock(ctx);
     if (one_is_on) {
@@ -181,7 +181,7 @@ void fsdp_trace_destroy(fsdp_trace *trace)
      * a leak, where freeing would let it write into freed memory. */
     bool in_flight = !trace->stopped && drain(trace) == FSDP_ERR_TIMEOUT;
     fsdp__lock(ctx);
-    ctx->n_children--;
+    ctx->n_live[FSDP__CHILD_TRACE]--;
     fsdp__unlock(ctx);
     if (!in_flight) free_trace(&ctx->host, trace);
 }

@@ -24,7 +24,7 @@ fsdp_status fsdp__work_create(fsdp_context *ctx, fsdp_work **out_work)
         fsdp__host_free(&ctx->host, work, 1, sizeof *work);
         return status;
     }
-    ctx->n_children++;
+    ctx->n_live[FSDP__CHILD_WORK]++;
     *out_work = work;
     return FSDP_OK;
 }
@@ -73,7 +73,7 @@ void fsdp_work_release(fsdp_work *work)
     fsdp__lock(ctx);
     fsdp__fence_forget(&ctx->clocks, &work->fence);
     fsdp__device_event_destroy(ctx, work->event);
-    ctx->n_children--;
+    ctx->n_live[FSDP__CHILD_WORK]--;
     fsdp__unlock(ctx);
     fsdp__host_free(&ctx->host, work, 1, sizeof *work);
 }

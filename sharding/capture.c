@@ -156,7 +156,7 @@ void fsdp_capture_destroy(fsdp_capture *capture)
     fsdp_capture **link = &ctx->captures;
     while (*link != capture) link = &(*link)->next;
     *link = capture->next;
-    ctx->n_children--;
+    ctx->n_live[FSDP__CHILD_CAPTURE]--;
     fsdp__unlock(ctx);
     free_capture(capture);
 }
@@ -221,7 +221,7 @@ fsdp_status fsdp_capture_begin(fsdp_context *ctx, fsdp_stream *stream)
         fsdp__capture_note(capture, FSDP_OPERATION_CAPTURE, stream);
         capture->next = ctx->captures;
         ctx->captures = capture;
-        ctx->n_children++;
+        ctx->n_live[FSDP__CHILD_CAPTURE]++;
     }
     fsdp__unlock(ctx);
     if (status == FSDP_OK) return FSDP_OK;
@@ -324,7 +324,7 @@ static void unlink_open(fsdp_capture *capture)
 {
     assert(capture->ctx->captures == capture); /* none has been begun since */
     capture->ctx->captures = capture->next;
-    capture->ctx->n_children--;
+    capture->ctx->n_live[FSDP__CHILD_CAPTURE]--;
 }
 
 fsdp_status fsdp_capture_end(fsdp_context *ctx, fsdp_stream *stream, fsdp_capture **out_capture)

@@ -82,7 +82,7 @@ fsdp_status fsdp_model_create(fsdp_context *ctx, const fsdp_model_config *config
     fsdp_status status = model->name == NULL ? fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "model %s: no host memory", c.name)
                                              : fsdp__passes_init(model);
     fsdp__lock(ctx);
-    ctx->n_children++;
+    ctx->n_live[FSDP__CHILD_MODEL]++;
     model->older = ctx->models;
     if (model->older != NULL) model->older->newer = model;
     ctx->models = model;
@@ -130,7 +130,7 @@ fsdp_status fsdp_model_destroy(fsdp_model *model)
     fsdp__names_fini(host, &model->param_names);
     fsdp__host_free(host, model->adamw, 1, sizeof *model->adamw);
     fsdp__host_strfree(host, model->name);
-    ctx->n_children--;
+    ctx->n_live[FSDP__CHILD_MODEL]--;
     fsdp__unlock(ctx);
     fsdp__host_free(host, model, 1, sizeof *model);
     return FSDP_OK;

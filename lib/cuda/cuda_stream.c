@@ -205,7 +205,7 @@ fsdp_status fsdp_cuda_stream_wrap(fsdp_context *ctx, cudaStream_t native, const 
     int before = fsdp__cuda_enter(ctx->dev);
     fsdp__lock(ctx);
     fsdp_status status = wrap(ctx, native, name, out_stream);
-    if (status == FSDP_OK) ctx->n_children++;
+    if (status == FSDP_OK) ctx->n_live[FSDP__CHILD_STREAM]++;
     fsdp__unlock(ctx);
     fsdp__cuda_leave(before);
     return status;

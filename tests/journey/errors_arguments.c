@@ -194,7 +194,7 @@ static void a_context_is_asked(void **state)
     ARG(fsdp_context_counters(ctx(), NULL), "out_counters is NULL");
     RESULT_SIZES(fsdp_context_counters(ctx(), out), fsdp_counters, FSDP_COUNTERS_INIT, "fsdp_counters");
     assert_true(value >= 1.0 && value <= 1.0);
-    REFUSED(fsdp_context_destroy(ctx()), FSDP_ERR_STATE, "destroy them first");
+    REFUSED(fsdp_context_destroy(ctx()), FSDP_ERR_STATE, "1 model, 1 stream (compute) of yours still live");
 }
 
 /* ---- device.h ---- */

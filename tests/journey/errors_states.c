@@ -295,7 +295,7 @@ static void objects_go_before_their_context(void **state)
     fsdp_trace *trace;
     fsdp_allocator *a;
     fsdp_work *work;
-    fsdp_stream *s;
+    fsdp_stream *s, *other;
     rank o = rank_default();
     OK(open_context(&o));
     s = o.s;
@@ -304,14 +304,17 @@ static void objects_go_before_their_context(void **state)
     OK(fsdp_allocator_create(o.ctx, NULL, &a));
     OK(fsdp_barrier(fsdp_context_comm(o.ctx), s, &work));
     OK(fsdp_model_create(o.ctx, NULL, &o.model));
-    STATE(fsdp_context_destroy(o.ctx), "fsdp_context_destroy: 6 of your models, allocators, streams, events, works, "
-                                       "traces, captures or pinned pieces still live");
+    OK(fsdp_stream_create(o.ctx, "copy", &other));
+    STATE(fsdp_context_destroy(o.ctx),
+          "fsdp_context_destroy: 1 model, 1 allocator, 2 streams (compute, copy), 1 event, "
+          "1 work, 1 trace of yours still live: destroy or release them first");
+    OK(fsdp_stream_release(other));
     fsdp_event_destroy(event);
     fsdp_trace_destroy(trace);
     OK(fsdp_allocator_destroy(a));
     fsdp_work_release(work);
     OK(fsdp_model_destroy(o.model));
-    STATE(fsdp_context_destroy(o.ctx), "1 of your");
+    STATE(fsdp_context_destroy(o.ctx), "fsdp_context_destroy: 1 stream (compute) of yours still live");
     OK(fsdp_stream_release(s));
     OK(fsdp_context_destroy(o.ctx));
 }

@@ -209,11 +209,11 @@ static void one_trace_is_on_at_a_time(void **state)
     stop(first);
     assert_null(b->ctx.trace);
     second = start(b, 4);
-    assert_int_equal(b->ctx.n_children, 2);
+    assert_int_equal(b->ctx.n_live[FSDP__CHILD_TRACE], 2);
     fsdp_trace_destroy(first); /* not the one that is on */
     assert_ptr_equal(b->ctx.trace, second);
     fsdp_trace_destroy(second);
-    assert_int_equal(b->ctx.n_children, 0);
+    assert_int_equal(b->ctx.n_live[FSDP__CHILD_TRACE], 0);
 }
 
 static void a_trace_that_could_not_be_stopped_leaves_its_successor_on(void **state)
@@ -405,11 +405,11 @@ static void destroy_drains_a_running_trace_and_gives_back_every_byte(void **stat
     bench *b = *state;
     fsdp_trace *trace = start(b, 1000);
     assert_true(b->memory.live_bytes > 0);
-    assert_int_equal(b->ctx.n_children, 1);
+    assert_int_equal(b->ctx.n_live[FSDP__CHILD_TRACE], 1);
     fsdp_trace_destroy(trace);
     assert_true(b->device.n_drains > 0);
     assert_null(b->ctx.trace);
-    assert_int_equal(b->ctx.n_children, 0);
+    assert_int_equal(b->ctx.n_live[FSDP__CHILD_TRACE], 0);
     assert_int_equal(b->memory.live_bytes, 0);
 }
 
@@ -421,7 +421,7 @@ static void spans_that_the_device_may_still_write_are_not_freed(void **state)
     fsdp_span *span = fsdp__trace_add(trace, &record);
     b->device.drain_status = FSDP_ERR_TIMEOUT;
     fsdp_trace_destroy(trace);
-    assert_int_equal(b->ctx.n_children, 0);
+    assert_int_equal(b->ctx.n_live[FSDP__CHILD_TRACE], 0);
     assert_true(b->memory.live_bytes > 0);
     *span = (fsdp_span){1, 2};
 }
@@ -435,7 +435,7 @@ static void start_without_host_memory_changes_nothing(void **state)
         assert_int_equal(fsdp_trace_start(&b->ctx, 10, &trace), FSDP_ERR_NO_HOST_MEMORY);
         assert_null(trace);
         assert_null(b->ctx.trace);
-        assert_int_equal(b->ctx.n_children, 0);
+        assert_int_equal(b->ctx.n_live[FSDP__CHILD_TRACE], 0);
         assert_int_equal(b->memory.live_bytes, 0);
     }
 }
