@@ -49,6 +49,17 @@ static inline fsdp_status fsdp__status_of_peer(int64_t status)
         if ((ptr) == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: %s is NULL", __func__, #ptr); \
     } while (0)
 
+/* Refuse a struct by its size, naming the macro that it should have started from: its own name in capitals and _INIT. */
+static inline fsdp_status fsdp__wrong_size(const char *what, size_t size, size_t expected)
+{
+    char macro[64];
+    size_t n = 0;
+    for (; what[n] != 0 && n + 1 < sizeof macro; n++)
+        macro[n] = (char)(what[n] >= 'a' && what[n] <= 'z' ? what[n] - 'a' + 'A' : what[n]);
+    macro[n] = 0;
+    return fsdp__fail(FSDP_ERR_ARG, "%s.size is %zu, expected %zu: start from %s_INIT", what, size, expected, macro);
+}
+
 /* Copy a caller's config over `defaults` (a full struct of known_bytes). A size below min_bytes, or bytes beyond
  * known_bytes that are not zero, are refused: a newer caller must not be half understood. */
 fsdp_status fsdp__read_config(const char *what, void *defaults, size_t known_bytes, const void *config,

@@ -82,6 +82,8 @@ typedef struct fsdp_side_channel {
     const char *(*aborted)(void *arg);
 } fsdp_side_channel;
 
+#define FSDP_SIDE_CHANNEL_INIT {sizeof(fsdp_side_channel), NULL, NULL, NULL, NULL}
+
 #ifdef __cplusplus
 }
 #endif

@@ -45,7 +45,7 @@ static inline const void *sized_as(sized *s, const void *right, size_t bytes, si
         config = sized_as(&s_, &right_, sizeof right_, 0, 0);                 \
         ARG(call, name ".size is 0, expected");                               \
         config = sized_as(&s_, &right_, sizeof right_, sizeof right_ - 1, 0); \
-        ARG(call, "start from its initialiser macro");                        \
+        ARG(call, "start from " #init);                                       \
         config = sized_as(&s_, &right_, sizeof right_, SIZE_MAX, 0);          \
         ARG(call, name ".size is ");                                          \
         config = sized_as(&s_, &right_, sizeof right_, sizeof right_ + 8, 1); \

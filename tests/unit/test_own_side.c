@@ -92,7 +92,11 @@ static void prepare(callers *all)
     for (uint32_t k = 0; k < WORLD; k++) {
         star_rank_init(&ranks[k], &place, k);
         them[k] = (caller){.all = all, .rank = k, .memory = {.left = 1000}};
-        them[k].channel = (fsdp_side_channel){sizeof them[k].channel, &them[k], gather, tell_abort, aborted};
+        them[k].channel = (fsdp_side_channel)FSDP_SIDE_CHANNEL_INIT;
+        them[k].channel.arg = &them[k];
+        them[k].channel.all_gather = gather;
+        them[k].channel.abort = tell_abort;
+        them[k].channel.aborted = aborted;
         ranks[k].config.own = &them[k].channel;
         ranks[k].host = (fsdp_host_allocator){scarce_alloc, scarce_free, &them[k].memory, NULL};
         ranks[k].args.failed = note_failed;
