@@ -203,9 +203,11 @@ static fsdp_status complete_env_local(const fsdp__launch_env *env, place *p)
     const char *address = get(env, "MASTER_ADDR");
     bool here = p->world == 1 || (address != NULL && is_loopback(address));
     if (!here && !(p->has_local_rank && p->has_local_world))
-        return fsdp__launch_refuse(env, ENV | MEETING,
-                                   "how many ranks share this machine is not said: set LOCAL_RANK and LOCAL_WORLD_SIZE "
-                                   "(0 and 1 where it is one rank a machine)");
+        return fsdp__launch_refuse(
+            env, ENV | MEETING,
+            "how many ranks share this machine is not said: set LOCAL_RANK and LOCAL_WORLD_SIZE "
+            "(0 and 1 where it is one rank a machine), or MASTER_ADDR=127.0.0.1 where all ranks are "
+            "here");
     if (!p->has_local_world) p->local_world = p->world;
     if (!p->has_local_rank) p->local_rank = p->rank;
     if (p->local_rank >= p->local_world)

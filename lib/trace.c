@@ -223,7 +223,7 @@ fsdp_status fsdp_trace_summarize(const fsdp_trace *trace, const fsdp_stream *com
     if (compute->ctx != trace->ctx)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_trace_summarize: stream %s is not of the trace's context", compute->name);
     if (!trace->stopped)
-        return fsdp__fail(FSDP_ERR_STATE, "fsdp_trace_summarize: times are there after fsdp_trace_stop_host");
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_trace_summarize: the trace is on: call fsdp_trace_stop_host first");
     fsdp_trace_summary summary = FSDP_TRACE_SUMMARY_INIT;
     fsdp__timeline_sum(trace, compute->slot, &summary);
     return fsdp__write_result("fsdp_trace_summary", out_summary, &summary, sizeof summary, sizeof summary);
@@ -235,7 +235,7 @@ fsdp_status fsdp_trace_write_svg(const fsdp_trace *trace, const char *path, cons
     FSDP_NEED(path);
     FSDP_NEED(title);
     if (!trace->stopped)
-        return fsdp__fail(FSDP_ERR_STATE, "fsdp_trace_write_svg: times are there after fsdp_trace_stop_host");
+        return fsdp__fail(FSDP_ERR_STATE, "fsdp_trace_write_svg: the trace is on: call fsdp_trace_stop_host first");
     return fsdp__timeline_write(&trace->ctx->host, trace, path, title);
 }
 

@@ -32,7 +32,9 @@ static fsdp_status check_pass_args(const fsdp_model *model, const fsdp_pass_args
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_pass_begin: micro-step %u of %u", a->index, a->count);
     const fsdp__pass *pass = &model->passes[a->pass];
     if (pass->backward && a->count > 1 && model->config.accumulation == FSDP_ACCUMULATE_NONE)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_pass_begin: %u micro-steps need fsdp_model_config.accumulation",
+        return fsdp__fail(FSDP_ERR_ARG,
+                          "fsdp_pass_begin: %u micro-steps in a step: set fsdp_model_config.accumulation to "
+                          "FSDP_ACCUMULATE_REDUCE_EACH or FSDP_ACCUMULATE_KEEP_FULL",
                           a->count);
     if (model->mid_step) {
         const fsdp_pass_args *last = &model->args;

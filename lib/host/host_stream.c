@@ -161,8 +161,9 @@ fsdp_status fsdp__host_stream_create(void *dev_, const char *name, bool high_pri
         dev->n_streams--;
         pthread_mutex_unlock(&dev->lock);
         free_stream(s);
-        return fsdp__fail(FSDP_ERR_DEVICE, "stream %s: pthread_create failed: error %d%s", name, error,
-                          error == EAGAIN ? " (EAGAIN: the limit on threads, see ulimit -u)" : "");
+        return fsdp__fail(
+            FSDP_ERR_DEVICE, "stream %s: pthread_create failed: error %d%s", name, error,
+            error == EAGAIN ? " (EAGAIN: the limit on threads, ulimit -u, or no room for its stack, ulimit -v)" : "");
     }
     *out_stream = s;
     return FSDP_OK;

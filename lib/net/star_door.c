@@ -17,8 +17,9 @@ enum { ACCEPTS_A_TURN = 64 };
 
 /* Why somebody was turned away. */
 enum { NO_HELLO, WRONG_NONCE, WRONG_VERSION, WRONG_WORLD, WRONG_RANK, N_REASONS };
-static const char *const reasons[N_REASONS] = {"no hello of ours", "wrong job nonce", "another version of libfsdp",
-                                               "wrong world", "no such rank"};
+static const char *const reasons[N_REASONS] = {"no hello of ours",
+                                               "another job's (WORLD_SIZE, MASTER_PORT or FSDP_NONCE differs)",
+                                               "another version of libfsdp", "wrong world", "no such rank"};
 
 typedef struct door {
     fsdp__star *star;

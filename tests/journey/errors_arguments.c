@@ -464,8 +464,8 @@ static void traces(void **state)
     REFUSED(fsdp_trace_start(ctx(), 10, &second), FSDP_ERR_STATE, "a trace is on in this context");
     ARG(fsdp_trace_stop_host(NULL), "trace is NULL");
     REFUSED(fsdp_trace_summarize(trace, program.s, &summary), FSDP_ERR_STATE,
-            "times are there after fsdp_trace_stop_host");
-    REFUSED(fsdp_trace_write_svg(trace, "/nowhere/x.svg", "x"), FSDP_ERR_STATE, "after fsdp_trace_stop_host");
+            "the trace is on: call fsdp_trace_stop_host first");
+    REFUSED(fsdp_trace_write_svg(trace, "/nowhere/x.svg", "x"), FSDP_ERR_STATE, "call fsdp_trace_stop_host first");
     OK(fsdp_trace_stop_host(trace));
     ARG(fsdp_trace_summarize(NULL, program.s, &summary), "trace is NULL");
     ARG(fsdp_trace_summarize(trace, NULL, &summary), "compute is NULL");

@@ -320,7 +320,9 @@ static void hooks(void **state)
                {{sizeof pass, 0, 0, 1, -2}, "next -2"},
                {{sizeof pass, 0, 0, 0, 0}, "micro-step 0 of 0"},
                {{sizeof pass, 0, 1, 1, 0}, "micro-step 1 of 1"},
-               {{sizeof pass, 0, 0, 2, 0}, "2 micro-steps need fsdp_model_config.accumulation"}};
+               {{sizeof pass, 0, 0, 2, 0},
+                "2 micro-steps in a step: set fsdp_model_config.accumulation to "
+                "FSDP_ACCUMULATE_REDUCE_EACH or FSDP_ACCUMULATE_KEEP_FULL"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         ARG(fsdp_pass_begin(program.model, &bad[i].args, program.s), bad[i].said);
     ARG(fsdp_pass_end(NULL, program.s), "is NULL");

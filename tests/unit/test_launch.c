@@ -71,11 +71,13 @@ static void variables_by_hand_are_complete_or_refused(void **state)
         {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=2 MASTER_ADDR=::1 MASTER_PORT=1000", "env 3 of 4, here 2 of 4, at ::1:1001"},
         {"RANK=3 WORLD_SIZE=4 " MASTER, "how many ranks share this machine is not said: set LOCAL_RANK and "
                                         "LOCAL_WORLD_SIZE (0 and 1 where it is one rank a "
-                                        "machine); seen: RANK=3, WORLD_SIZE=4, MASTER_ADDR=host, MASTER_PORT=29500; "
+                                        "machine), or MASTER_ADDR=127.0.0.1 where all ranks are here; seen: RANK=3, "
+                                        "WORLD_SIZE=4, MASTER_ADDR=host, MASTER_PORT=29500; "
                                         "not set: LOCAL_RANK, LOCAL_WORLD_SIZE"},
         {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 " MASTER, "how many ranks share this machine is not said: set LOCAL_RANK "
                                                      "and LOCAL_WORLD_SIZE (0 and 1 where it is one rank a "
-                                                     "machine); seen: RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, "
+                                                     "machine), or MASTER_ADDR=127.0.0.1 where all ranks are "
+                                                     "here; seen: RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, "
                                                      "MASTER_ADDR=host, MASTER_PORT=29500; not set: LOCAL_WORLD_SIZE"},
         {"RANK=1", "RANK without WORLD_SIZE; seen: RANK=1; not set: WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE"},
         {"WORLD_SIZE=4 LOCAL_RANK=1",

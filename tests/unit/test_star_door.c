@@ -261,7 +261,7 @@ static void the_missing_are_named_on_every_rank(void **state)
         snprintf(
             expected, sizeof expected,
             "side channel: ranks 1, 3 of 4 did not come to rank 0 at 127.0.0.1:%u within 3.000 s; ranks 0, 2 did; 3 "
-            "connections were turned away: wrong job nonce",
+            "connections were turned away: another job's (WORLD_SIZE, MASTER_PORT or FSDP_NONCE differs)",
             place.launch.port);
         for (int k = 0; k < 4; k += 2) {
             assert_int_equal(ranks[k].status, FSDP_ERR_RANK_LOST);
@@ -323,7 +323,7 @@ static void a_wrong_world_is_told_at_once_and_a_wrong_nonce_nothing(void **state
     assert_int_equal(ranks[0].status, FSDP_ERR_RANK_LOST);
     assert_non_null(strstr(ranks[0].sentence, "ranks 1, 2 of 4 did not come"));
     assert_non_null(strstr(ranks[0].sentence, "within 2.000 s; ranks 0, 3 did"));
-    assert_non_null(strstr(ranks[0].sentence, "wrong job nonce ("));
+    assert_non_null(strstr(ranks[0].sentence, "FSDP_NONCE differs) ("));
     assert_non_null(strstr(ranks[0].sentence, ", wrong world (1)"));
     pthread_barrier_destroy(&through);
 }
