@@ -81,11 +81,16 @@ int main(int argc, char **argv)
 {
     static const uint32_t usual[] = {8, 64, 512};
     uint32_t n_worlds = argc > 1 ? (uint32_t)argc - 1 : 3;
+    for (int i = 1; i < argc; i++) {
+        if (atoi(argv[i]) > 0) continue;
+        fprintf(stderr, "usage: 02_will_it_fit [RANKS…]; other shapes: a line each in the table of 02_will_it_fit.c\n");
+        return 2;
+    }
     printf("GiB of one rank        ranks   shards  moments  gathered  gradients   scratch     total         bytes\n");
     for (size_t m = 0; m < sizeof shapes / sizeof *shapes; m++) {
         uint64_t last = UINT64_MAX;
         for (uint32_t w = 0; w < n_worlds; w++) {
-            uint32_t ranks = argc > 1 ? (uint32_t)strtoul(argv[w + 1], NULL, 10) : usual[w];
+            uint32_t ranks = argc > 1 ? (uint32_t)atoi(argv[w + 1]) : usual[w];
             fsdp_memory b = predict(&shapes[m], ranks);
             printf("%-14s %13u %8.3f %8.3f %9.3f %10.3f %9.3f %9.3f %13llu\n", shapes[m].name, ranks,
                    gib(b.master + b.gradients), gib(b.moments), gib(b.gather), gib(b.grad), gib(b.scratch),

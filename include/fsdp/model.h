@@ -172,6 +172,7 @@ typedef int (*fsdp_fill_fn)(void *arg, const fsdp_param_range *range, void *dst)
 
 /** Ask @p fn for the values of this rank's shard, and of nothing else: ranges in registration order, ascending, at most
  *  1 MiB at a time, on the calling thread. No rank ever holds a model. Not collective, but every rank must do it.
+ *  After seal masters, gradients and moments are zero.
  *  Errors: ARG; STATE (not sealed, inside a pass); whatever else: the ranges asked for so far have been written. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_fill(fsdp_model *model, fsdp_fill_fn fn, void *arg, fsdp_dtype dtype);
 

@@ -59,7 +59,8 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_forward_end(fsdp_unit *unit, fsdp_strea
 /** Open a BACKWARD visit: as above, in backward order, with a flat gradient buffer: zeroed by default; with
  *  ACCUMULATE_KEEP_FULL it holds the sum so far. Windows of one unit that nest share it and are reduced once. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_backward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view *out_view);
-/** Close it: the reduce lane reduces the gradients once @p stream has come this far. Gradients that are the shard are there. */
+/** Close it: the reduce lane reduces the gradients once @p stream has come this far. Gradients that are the shard are there.
+ *  A unit that had no such window in a step has gradient zero in its update. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_backward_end(fsdp_unit *unit, fsdp_stream *stream);
 
 /** A second compute stream uses the open unit too: @p other waits until it is gathered; the end hook waits for @p other. */

@@ -220,6 +220,8 @@ def check_step(fsdp, model, weights, step, args, seen):
 
 def main():
     signal.alarm(60)
+    if len(sys.argv) != 2:
+        sys.exit("usage: ctypes_train.py LIBFSDP.SO")
     fsdp = Library(sys.argv[1])
     with open("/proc/self/maps") as maps:  # Debian's cannot be loaded so late
         if "jemalloc" in maps.read():
