@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Ask before a run whether a model fits: a rank's bytes for published shapes on machines that are not here.
  *
- *     02_will_it_fit [RANKS…]            default: 8 64 512
+ *     02_will_it_fit [--of GIB] [RANKS…]  default: 8 64 512; --of: what is left of a device of so many GiB, for activations
  *
  * A sim context stands for one rank of a world; the model is registered as for training, and fsdp_model_predict adds up what
  * seal would take, to the byte. Activations are the caller's and not in it. bf16 parameters and gradients, fp32 shards and
@@ -9,6 +9,7 @@
 #include <fsdp/fsdp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define TRY(call)                                                                      \
     do {                                                                               \
@@ -80,21 +81,28 @@ static double gib(uint64_t bytes) { return (double)bytes / (double)(1u << 30); }
 int main(int argc, char **argv)
 {
     static const uint32_t usual[] = {8, 64, 512};
+    double of = 0.0;
+    if (argc > 2 && strcmp(argv[1], "--of") == 0) of = atof(argv[2]), argc -= 2, argv += 2;
     uint32_t n_worlds = argc > 1 ? (uint32_t)argc - 1 : 3;
     for (int i = 1; i < argc; i++) {
         if (atoi(argv[i]) > 0) continue;
-        fprintf(stderr, "usage: 02_will_it_fit [RANKS…]; other shapes: a line each in the table of 02_will_it_fit.c\n");
+        fprintf(stderr,
+                "usage: 02_will_it_fit [--of GIB] [RANKS…]; other shapes: a line each in the table of its source\n");
         return 2;
     }
-    printf("GiB of one rank        ranks   shards  moments  gathered  gradients   scratch     total         bytes\n");
+    printf("GiB of one rank        ranks   shards  moments  gathered  gradients   scratch     total         bytes");
+    if (of > 0.0) printf("  left of %g", of);
+    putchar('\n');
     for (size_t m = 0; m < sizeof shapes / sizeof *shapes; m++) {
         uint64_t last = UINT64_MAX;
         for (uint32_t w = 0; w < n_worlds; w++) {
             uint32_t ranks = argc > 1 ? (uint32_t)atoi(argv[w + 1]) : usual[w];
             fsdp_memory b = predict(&shapes[m], ranks);
-            printf("%-14s %13u %8.3f %8.3f %9.3f %10.3f %9.3f %9.3f %13llu\n", shapes[m].name, ranks,
+            printf("%-14s %13u %8.3f %8.3f %9.3f %10.3f %9.3f %9.3f %13llu", shapes[m].name, ranks,
                    gib(b.master + b.gradients), gib(b.moments), gib(b.gather), gib(b.grad), gib(b.scratch),
                    gib(b.total), (unsigned long long)b.total);
+            if (of > 0.0 && of >= gib(b.total)) printf(" %12.3f", of - gib(b.total));
+            puts(of > 0.0 && of < gib(b.total) ? "   too much" : "");
             uint64_t parts = b.master + b.gradients + b.moments + b.gather + b.grad + b.scratch;
             if (parts != b.total || b.gather < b.gather_live_peak || (argc == 1 && b.total >= last)) {
                 fprintf(stderr, "the parts do not add up, or more ranks took more memory\n");

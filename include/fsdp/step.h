@@ -95,8 +95,9 @@ typedef struct fsdp_shard_segment {
     void *gradient;        /**< count elements of the reduce dtype, the sum over ranks; NULL if frozen */
 } fsdp_shard_segment;
 
-/** The segments of a unit, in parameter order; pointers are valid from seal to destroy, contents inside the bracket.
- *  *out_segments is borrowed. For an optimizer of one's own. Errors: ARG, STATE (not sealed). */
+/** The segments of a unit, in parameter order, none for a parameter of which nothing lies here. Pointers are valid from seal
+ *  to destroy, contents inside the bracket. *out_segments is borrowed. For an optimizer of one's own.
+ *  Errors: ARG, STATE (not sealed). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_unit_shard(fsdp_unit *unit, const fsdp_shard_segment **out_segments, uint32_t *out_n);
 
 /** The factor that an optimizer of one's own applies to gradient shards: 1 / ranks, or 1 with grad_sum. */
