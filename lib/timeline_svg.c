@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "check.h"
 #include "fsdp/device.h"
@@ -449,6 +450,8 @@ static fsdp_status write_file(picture *p, const char *path)
     bool failed = ferror(p->file) != 0;
     int reason = errno;
     if (fclose(p->file) != 0 && !failed) failed = true, reason = errno;
+    struct stat there;
+    if (failed && stat(path, &there) == 0 && S_ISREG(there.st_mode)) remove(path); /* half a picture */
     return failed ? fsdp__fail(FSDP_ERR_IO, "cannot write %s: %s", path, strerror(reason)) : FSDP_OK;
 }
 

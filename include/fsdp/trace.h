@@ -121,7 +121,7 @@ typedef struct fsdp_trace_summary {
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_trace_summarize(const fsdp_trace *trace, const fsdp_stream *compute,
                                                          fsdp_trace_summary *out_summary);
 /** Draw it: a lane a row, bars for operations, arrows for edges with their mark, exposed time hatched. @p title: one line.
- *  Errors: ARG; STATE (not stopped); IO. */
+ *  Errors: ARG; STATE (not stopped); IO (half a picture is not left at @p path). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_trace_write_svg(const fsdp_trace *trace, const char *path, const char *title);
 
 #ifdef __cplusplus

@@ -7,9 +7,11 @@
 
 #include <cmocka.h>
 #include <locale.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "context.h"
@@ -393,6 +395,24 @@ static void a_file_that_cannot_be_opened_or_written_is_an_io_error(void **state)
     assert_non_null(strstr(fsdp_last_error(), "/dev/full: No space left on device"));
 }
 
+static void half_a_picture_is_not_left_behind(void **state)
+{
+    bench *b = *state;
+    struct rlimit before, small;
+    worked_add(&b->w);
+    assert_int_equal(worked_stop(&b->w), FSDP_OK);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = (struct rlimit){1000, before.rlim_max};
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    fsdp_status status = fsdp_trace_write_svg(b->w.trace, b->path, "t");
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, handler);
+    assert_int_equal(status, FSDP_ERR_IO);
+    assert_non_null(strstr(fsdp_last_error(), "File too large"));
+    assert_int_not_equal(access(b->path, F_OK), 0);
+}
+
 static void without_host_memory_nothing_is_drawn_and_nothing_is_kept(void **state)
 {
     bench *b = *state;
@@ -433,6 +453,7 @@ int main(void)
         TEST(a_hundred_thousand_records_make_a_file_below_two_megabytes),
         TEST(a_tape_without_times_is_drawn_too),
         TEST(a_file_that_cannot_be_opened_or_written_is_an_io_error),
+        TEST(half_a_picture_is_not_left_behind),
         TEST(without_host_memory_nothing_is_drawn_and_nothing_is_kept),
     };
     return cmocka_run_group_tests_name("timeline", tests, NULL, NULL);
