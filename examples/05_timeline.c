@@ -2,7 +2,7 @@
 /* Why is a step slow? Three models on a machine of eight ranks that is not here, in virtual time: a step is traced, summed up
  * and drawn, as it is made and with one thing changed at a time. docs/timeline.md reads the pictures.
  *
- *     05_timeline [FOLDER]               FOLDER: where the pictures go; none are drawn without it
+ *     05_timeline [FOLDER]               FOLDER: where NAME.svg and NAME.json go; neither is written without it
  *
  * Tracing is the same on a real machine: fsdp_trace_start, a step or two, fsdp_trace_stop_host. */
 #include <fsdp/fsdp.h>
@@ -103,8 +103,34 @@ static uint64_t drain(fsdp_context *ctx, fsdp_stream *s)
     return fsdp_context_now_ns(ctx);
 }
 
+/* The tape for ui.perfetto.dev or chrome://tracing: a row a stream, a bar an operation or a wait that took time. (Names of
+ * units are not escaped here: these have no quotes.) */
+static void write_json(const fsdp_trace *trace, const char *path)
+{
+    enum { SLOTS = 16 };
+    const char *open_unit[SLOTS] = {NULL}; /* whose window the caller's own kernels run in */
+    FILE *file = fopen(path, "w");
+    if (file == NULL) perror(path), exit(1);
+    fprintf(file, "[");
+    for (uint64_t i = 0; i < fsdp_trace_count(trace); i++) {
+        const fsdp_trace_record *r = fsdp_trace_at(trace, i);
+        const char *what = fsdp_operation_name(r->operation), *label = r->label, *mark = "";
+        if (r->kind == FSDP_RECORD_USE) open_unit[r->stream] = r->label;
+        if ((r->kind != FSDP_RECORD_WAIT && r->kind != FSDP_RECORD_OPERATION) || r->end_ns == r->start_ns) continue;
+        if (r->kind == FSDP_RECORD_WAIT) what = "wait for", mark = fsdp_mark_name(r->mark);
+        else if (r->operation == FSDP_OPERATION_DELAY) what = "kernels of", label = open_unit[r->stream];
+        fprintf(file, "{\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"%s %s %s\"},\n",
+                r->stream, (double)r->start_ns / 1e3, (double)(r->end_ns - r->start_ns) / 1e3, what, label, mark);
+    }
+    for (int32_t s = 0; s < SLOTS; s++)
+        fprintf(file, "{\"ph\":\"M\",\"pid\":0,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}},\n", s,
+                fsdp_trace_stream_name(trace, s));
+    fprintf(file, "{\"ph\":\"M\",\"pid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank 0\"}}]\n");
+    if (fclose(file) != 0) perror(path), exit(1);
+}
+
 /* One step's summary; its span is that of a step among many, whose last gathers run beside the next one's first layer. */
-static fsdp_trace_summary trace_step(const kind *k, const change *c, const char *picture)
+static fsdp_trace_summary trace_step(const kind *k, const change *c, const char *folder)
 {
     fsdp_context *ctx;
     fsdp_stream *s;
@@ -129,7 +155,13 @@ static fsdp_trace_summary trace_step(const kind *k, const change *c, const char 
     TRY(fsdp_trace_stop_host(trace));
     fsdp_trace_summary sum = FSDP_TRACE_SUMMARY_INIT;
     TRY(fsdp_trace_summarize(trace, s, &sum));
-    if (picture != NULL) TRY(fsdp_trace_write_svg(trace, picture, k->name));
+    if (folder != NULL) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/%s.svg", folder, k->name);
+        TRY(fsdp_trace_write_svg(trace, path, k->name));
+        snprintf(path, sizeof path, "%s/%s.json", folder, k->name);
+        write_json(trace, path);
+    }
     sum.span_ns = (end - begin) / STEPS;
     fsdp_trace_destroy(trace);
     TRY(fsdp_model_destroy(model));
@@ -150,9 +182,7 @@ int main(int argc, char **argv)
     for (size_t m = 0; m < sizeof kinds / sizeof *kinds; m++) {
         uint64_t as_it_is = 0;
         for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
-            char picture[4096];
-            snprintf(picture, sizeof picture, "%s/%s.svg", argc > 1 ? argv[1] : "", kinds[m].name);
-            const fsdp_trace_summary t = trace_step(&kinds[m], &changes[i], argc > 1 && i == 0 ? picture : NULL);
+            const fsdp_trace_summary t = trace_step(&kinds[m], &changes[i], argc > 1 && i == 0 ? argv[1] : NULL);
             printf("%-8s %-18s %9.2f %8.2f %17.2f %10.2f %14.2f %7.2f\n", kinds[m].name, changes[i].name, ms(t.span_ns),
                    ms(t.compute_ns), ms(t.exposed_gather_ns), ms(t.exposed_reduce_ns), ms(t.gather_ns),
                    ms(t.reduce_ns));
