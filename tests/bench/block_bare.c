@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* The step as one writes it by hand, for this model alone: the floor for what a library may cost. Gathers in place, `depth`
  * layers ahead, on a high-priority stream, in depth + 1 buffers by turns; gradients in two buffers, reduce-scattered on a
- * third stream; AdamW on the shards at the end, with clipping where it is asked for. The last block stays gathered from forward to backward. Nothing is checked,
- * counted, and a step gathers its first layer when the optimizer is done. */
+ * third stream; AdamW on the shards at the end, with clipping where it is asked for. The last block stays gathered from forward
+ * to backward. Nothing is checked or counted, and a step gathers its first layer when the optimizer is done. */
 #include <string.h>
 
 #include "block_bench.h"
