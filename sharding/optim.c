@@ -270,10 +270,11 @@ fsdp_status fsdp_step_report_get(fsdp_model *model, uint64_t step, uint64_t time
     FSDP_TRY(fsdp__capture_off(__func__, model->ctx));
     uint64_t slot = step % FSDP_REPORT_RING;
     if (step == 0 || model->report_step[slot] != step)
-        return fsdp__fail(FSDP_ERR_ARG,
-                          "fsdp_step_report_get: there is no report of step %llu: %llu updates so far; of the last %d, "
-                          "those that fsdp_adamw_step made have one",
-                          (unsigned long long)step, (unsigned long long)model->n_updates, FSDP_REPORT_RING);
+        return fsdp__fail(
+            FSDP_ERR_ARG,
+            "fsdp_step_report_get: there is no report of step %llu: %llu updates so far; the last %d are kept, "
+            "if fsdp_adamw_step made them",
+            (unsigned long long)step, (unsigned long long)model->n_updates, FSDP_REPORT_RING);
     fsdp__lock(model->ctx);
     fsdp_status status = fsdp__device_event_wait_host(model->ctx, model->report_event[slot], timeout_ns);
     fsdp__unlock(model->ctx);

@@ -118,7 +118,8 @@ typedef struct fsdp_step_report {
     size_t size;
     uint64_t step;      /**< which update: 1, 2, … */
     uint64_t updates;   /**< updates that were not skipped, this one included */
-    bool skipped;       /**< a gradient was not finite (or the caller asked): nothing was changed */
+    bool skipped;       /**< a gradient was not finite (fsdp_param_get of FSDP_VALUE_GRADIENT says whose, before the next
+                             pass), or the caller asked: nothing was changed */
     float lr;           /**< as used */
     float grad_norm;    /**< of the mean (or sum) gradient, over all ranks, before clipping */
     float clip_scale;   /**< factor that clipping applied: 1 if none */

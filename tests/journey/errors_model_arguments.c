@@ -375,7 +375,7 @@ static void updates_and_reports(void **state)
     ARG(fsdp_step_report_get(program.model, 1, 1, &report), "there is no report of step 1: 0 updates so far");
     for (int i = 0; i < 9; i++) OK(train_step(&program));
     ARG(fsdp_step_report_get(program.model, 1, second_ns, &report),
-        "there is no report of step 1: 9 updates so far; of the last 8");
+        "there is no report of step 1: 9 updates so far; the last 8 are kept");
     ARG(fsdp_step_report_get(program.model, 10, second_ns, &report), "there is no report of step 10");
     OK(fsdp_step_report_get(program.model, 2, 10 * second_ns, &report));
     assert_int_equal(report.step, 2);
