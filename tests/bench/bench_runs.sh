@@ -1,9 +1,48 @@
 # SPDX-License-Identifier: MIT
 # For compare_fsdp2.sh and multi_gpu.sh, which source it: runs with a deadline, one libnccl for all, results as lines of JSON.
-# They set: build, out, results (the file of lines), dry_run, world, one_gpu.
-# shellcheck shell=bash disable=SC2154
+# They set: build, out, dry_run, world, one_gpu.
+# shellcheck shell=bash disable=SC2034,SC2154
 bench_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 failed_runs=0
+
+# read_options "NAME…" "FLAG…" ARGUMENT…: `--NAME VALUE` sets the variable of that name, `--FLAG` sets it to 1; no-bias is no_bias.
+# Anything else prints the script's first comment, which lists them.
+read_options() {
+    local names=" $1 " flags=" $2 " name
+    shift 2
+    while [ $# -gt 0 ]; do
+        name=${1#--}
+        if [[ $1 == --* && $flags == *" $name "* ]]; then
+            printf -v "${name//-/_}" %s 1
+            shift
+        elif [[ $1 == --* && $names == *" $name "* ]]; then
+            [ $# -ge 2 ] || exit 2
+            printf -v "${name//-/_}" %s "$2"
+            shift 2
+        else
+            sed -n '3,${/^#/!q;s/^# \{0,1\}//p}' "$bench_dir/$(basename "$0")"
+            exit 2
+        fi
+    done
+}
+
+# The folder `out`, a new one if none was named, with an empty log and, in `results`, an empty file of lines.
+open_out() {
+    [ -n "$out" ] || out=$(mktemp -d)
+    mkdir -p "$out"
+    results=$out/results.jsonl
+    : >"$results"
+    : >"$out/log"
+}
+
+# A dry run needs no PROGRAM.
+need_built() { [ "$dry_run" = 1 ] || [ -x "$1" ] || { echo "no $1: cmake --preset cuda && cmake --build --preset cuda"; exit 1; }; }
+
+# sum_up STARTED: how it went since then, and the table.
+sum_up() {
+    echo "all runs took $((SECONDS - $1)) s; $failed_runs of them failed"
+    [ "$dry_run" = 1 ] || python3 "$bench_dir/bench_table.py" "$results" | tee "$out/table.txt"
+}
 
 # Every program gets the libnccl of PyTorch's wheel, if there is one: else the comparison would be one of NCCL versions.
 use_one_nccl() {

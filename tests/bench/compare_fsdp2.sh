@@ -18,45 +18,25 @@
 #   --dry-run        print the commands, run none
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-build=build/cuda out="" world=2 repeats=3 minutes=0 mps="" tokens=131072,32768,64 sections="" peer="" dry_run=0 more=()
-while [ $# -gt 0 ]; do
-    case $1 in
-    --dry-run) dry_run=1; shift; continue ;;
-    --no-bias) more=(--no-bias); shift; continue ;;
-    --build | --out | --world | --repeats | --minutes | --mps | --tokens | --sections | --peer) [ $# -ge 2 ] || exit 2 ;;
-    *) sed -n '3,18s/^# \{0,1\}//p' "$0"; exit 2 ;;
-    esac
-    case $1 in
-    --build) build=$2 ;;
-    --out) out=$2 ;;
-    --world) world=$2 ;;
-    --repeats) repeats=$2 ;;
-    --minutes) minutes=$2 ;;
-    --mps) mps=$2 ;;
-    --tokens) tokens=$2 ;;
-    --sections) sections=$2 ;;
-    --peer) peer=$2 ;;
-    esac
-    shift 2
-done
+# shellcheck source=bench_runs.sh disable=SC1091
+. tests/bench/bench_runs.sh
+# shellcheck disable=SC2034 # bench_runs.sh reads them
+build=build/cuda out="" world=2 repeats=3 minutes=0 mps="" tokens=131072,32768,64 sections="" peer="" dry_run=0 no_bias=0 one_gpu=0
+read_options "build out world repeats minutes mps tokens sections peer" "dry-run no-bias" "$@"
+more=()
+[ "$no_bias" = 0 ] || more=(--no-bias)
 pace=(--steps 5 --rounds 1)
+# shellcheck disable=SC2034
 if [ "$minutes" -gt 0 ] && [ "$minutes" -lt 8 ]; then
     : "${mps:=off}" "${sections:=main}"
     pace=(--steps 6 --rounds 2) tries=1 deadline=75
 fi
 : "${mps:=both}" "${sections:=main,clip,host,fused}"
-[ -n "$out" ] || out=$(mktemp -d)
-mkdir -p "$out"
-results=$out/results.jsonl
-: >"$results"
-: >"$out/log"
-one_gpu=0
-# shellcheck source=bench_runs.sh disable=SC1091
-. tests/bench/bench_runs.sh
+open_out
 trap mps_stop EXIT
 
 bench=$build/tests/bench_prefetch calls=$build/tests/bench_prefetch_calls
-[ "$dry_run" = 1 ] || [ -x "$bench" ] || { echo "no $bench: cmake --preset cuda && cmake --build --preset cuda"; exit 1; }
+need_built "$bench"
 gpus=$(gpu_count)
 if [ "$world" -gt "${gpus:-0}" ]; then one_gpu=1; elif [ "$mps" = both ]; then mps=off; fi
 shape=(--layers 8 --dim 1024 "${more[@]}") main_pace=("${pace[@]}")
@@ -151,5 +131,4 @@ if [[ ,$sections, == *,main,* || ,$sections, == *,clip,* ]]; then
         left=$((left - 1))
     done
 fi
-echo "all runs took $((SECONDS - start)) s; ${failed_runs:-0} of them failed"
-[ "$dry_run" = 1 ] || python3 tests/bench/bench_table.py "$results" | tee "$out/table.txt"
+sum_up "$start"

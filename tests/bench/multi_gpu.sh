@@ -13,38 +13,17 @@
 #   --dry-run        print the commands, run none
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-build=build/cuda out="" world="" minutes=9 repeats=3 sections=tests,wire,main,variants,gpt,host peer="" dry_run=0
-while [ $# -gt 0 ]; do
-    case $1 in
-    --dry-run) dry_run=1; shift; continue ;;
-    --build | --out | --gpus | --minutes | --repeats | --sections | --peer) [ $# -ge 2 ] || exit 2 ;;
-    *) sed -n '3,14s/^# \{0,1\}//p' "$0"; exit 2 ;;
-    esac
-    case $1 in
-    --build) build=$2 ;;
-    --out) out=$2 ;;
-    --gpus) world=$2 ;;
-    --minutes) minutes=$2 ;;
-    --repeats) repeats=$2 ;;
-    --sections) sections=$2 ;;
-    --peer) peer=$2 ;;
-    esac
-    shift 2
-done
-[ -n "$out" ] || out=$(mktemp -d)
-mkdir -p "$out"
-results=$out/results.jsonl
-: >"$results"
-: >"$out/log"
-# shellcheck disable=SC2034 # bench_runs.sh reads it
-one_gpu=0
 # shellcheck source=bench_runs.sh disable=SC1091
 . tests/bench/bench_runs.sh
-[ -n "$world" ] || world=$(gpu_count)
+# shellcheck disable=SC2034 # bench_runs.sh reads one_gpu
+build=build/cuda out="" gpus="" minutes=9 repeats=3 sections=tests,wire,main,variants,gpt,host peer="" dry_run=0 one_gpu=0
+read_options "build out gpus minutes repeats sections peer" dry-run "$@"
+open_out
+world=${gpus:-$(gpu_count)}
 [ "${world:-0}" -ge 2 ] || [ "$dry_run" = 1 ] || { echo "multi_gpu.sh: ${world:-0} GPUs: it needs two"; exit 77; }
 [ "${world:-0}" -ge 2 ] || world=2
 bench=$build/tests/bench_prefetch
-[ "$dry_run" = 1 ] || [ -x "$bench" ] || { echo "no $bench: cmake --preset cuda && cmake --build --preset cuda"; exit 1; }
+need_built "$bench"
 export NCCL_NVLS_ENABLE=0 FSDP_PEER_MULTI_GPU=1
 started=$SECONDS
 pace=(--steps 10 --rounds 2)
@@ -158,5 +137,4 @@ if section main 100; then run_main; fi
 if section variants 80; then run_variants; fi
 if section host 40; then run_host; fi
 if section tests 30; then run_tests; fi
-echo "all runs took $((SECONDS - started)) s; ${failed_runs:-0} of them failed"
-[ "$dry_run" = 1 ] || python3 tests/bench/bench_table.py "$results" | tee "$out/table.txt"
+sum_up "$started"
