@@ -22,6 +22,7 @@
 #include "cuda_kernels.h"
 #include "fsdp/backend.h"
 #include "fsdp/cuda.h"
+#include "monotonic.h"
 
 /* ---- cuda_config.c ---- */
 
@@ -151,8 +152,8 @@ static inline cudaError_t fsdp__cuda_asked(cudaError_t error)
     return error;
 }
 
-uint64_t fsdp__cuda_now_ns(void);
-uint64_t fsdp__cuda_after_ns(uint64_t ns); /* now + ns, at most the end of time */
+static inline uint64_t fsdp__cuda_now_ns(void) { return fsdp__now_ns(); }
+static inline uint64_t fsdp__cuda_after_ns(uint64_t ns) { return fsdp__after_ns(ns); }
 
 /* ---- cuda_memory.c ---- */
 

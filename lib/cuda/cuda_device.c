@@ -3,7 +3,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "cuda_backend.h"
 #include "hostmem.h"
@@ -12,19 +11,6 @@ enum {
     ALIGNMENT = 512,      /* cudaMalloc gives at least 256 */
     GRANULARITY = 2 << 20 /* the GPU's large page: what is taken in these is what the GPU gives */
 };
-
-uint64_t fsdp__cuda_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-uint64_t fsdp__cuda_after_ns(uint64_t ns)
-{
-    uint64_t then;
-    return __builtin_add_overflow(fsdp__cuda_now_ns(), ns, &then) ? UINT64_MAX : then;
-}
 
 /* ---- The current device ---- */
 
@@ -282,7 +268,7 @@ static void device_close(void *dev_)
 static uint64_t now_ns(void *dev)
 {
     (void)dev;
-    return fsdp__cuda_now_ns();
+    return fsdp__now_ns();
 }
 
 const fsdp_device_ops fsdp__cuda_device_ops = {

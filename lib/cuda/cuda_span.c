@@ -31,11 +31,11 @@ static fsdp_status new_base(fsdp__cuda_device *dev, uint64_t patience_ns)
     cudaStream_t stream = NULL;
     FSDP__CUDA_TRY(dev, cudaEventCreateWithFlags(&base, cudaEventDefault));
     cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    uint64_t asked_ns = fsdp__cuda_now_ns(), seen_ns;
+    uint64_t asked_ns = fsdp__now_ns(), seen_ns;
     if (error == cudaSuccess) error = cudaEventRecord(base, stream);
     do {
         if (error == cudaSuccess || error == cudaErrorNotReady) error = fsdp__cuda_asked(cudaEventQuery(base));
-        seen_ns = fsdp__cuda_now_ns();
+        seen_ns = fsdp__now_ns();
     } while (error == cudaErrorNotReady && seen_ns - asked_ns < patience_ns);
     if (error == cudaSuccess) {
         cudaEvent_t old = spans->base;
@@ -108,7 +108,7 @@ static fsdp_status take_mark(fsdp__cuda_device *dev, fsdp__cuda_mark **out_mark)
     pthread_mutex_lock(&dev->lock);
     fsdp__cuda_mark *mark = spans->free;
     if (mark != NULL) spans->free = mark->next;
-    bool first = spans->n_open++ == 0, old = fsdp__cuda_now_ns() - spans->base_ns > OLD_NS;
+    bool first = spans->n_open++ == 0, old = fsdp__now_ns() - spans->base_ns > OLD_NS;
     pthread_mutex_unlock(&dev->lock);
     fsdp_status status = FSDP_OK;
     if (first && old) status = new_base(dev, BASE_PATIENCE_NS); /* enqueuing is one thread's at a time */

@@ -89,9 +89,8 @@ void fsdp__cuda_stream_destroy(void *dev_, void *stream)
     int before = fsdp__cuda_enter(dev);
     const uint64_t look_ns = 100000000;
     uint64_t given_up_ns = UINT64_MAX;
-    while (fsdp__cuda_wait_idle(s, look_ns) == FSDP_ERR_TIMEOUT && fsdp__cuda_now_ns() < given_up_ns)
-        if (given_up_ns == UINT64_MAX && atomic_load(&dev->status) != FSDP_OK)
-            given_up_ns = fsdp__cuda_after_ns(STUCK_NS);
+    while (fsdp__cuda_wait_idle(s, look_ns) == FSDP_ERR_TIMEOUT && fsdp__now_ns() < given_up_ns)
+        if (given_up_ns == UINT64_MAX && atomic_load(&dev->status) != FSDP_OK) given_up_ns = fsdp__after_ns(STUCK_NS);
     fsdp__cuda_spans_write(s, true);
     if (s->owned) FSDP_IGNORE(fsdp__cuda_fail(dev, cudaStreamDestroy(s->native), "cudaStreamDestroy of %s", s->name));
     fsdp__cuda_leave(before);

@@ -21,11 +21,7 @@ fsdp_status fsdp__cuda_waiter_open(fsdp__cuda_device *dev)
 {
     fsdp__cuda_waiter *w = fsdp__host_alloc(dev->host, 1, sizeof *w);
     if (w == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "CUDA device: no host memory for %zu bytes", sizeof *w);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    fsdp__cond_init(&w->changed);
     pthread_mutex_init(&w->lock, NULL);
     dev->waiter = w;
     return FSDP_OK;
@@ -81,22 +77,21 @@ static uint64_t nap_of(uint64_t waited_ns)
 
 static void nap_until(fsdp__cuda_device *dev, const waiting *w, uint64_t until_ns)
 {
-    struct timespec then = {(time_t)(until_ns / 1000000000u), (long)(until_ns % 1000000000u)};
     pthread_mutex_lock(&dev->waiter->lock);
-    while (!is_over(dev, w) && pthread_cond_timedwait(&dev->waiter->changed, &dev->waiter->lock, &then) != ETIMEDOUT) {
+    while (!is_over(dev, w) && fsdp__cond_until(&dev->waiter->changed, &dev->waiter->lock, until_ns)) {
     }
     pthread_mutex_unlock(&dev->waiter->lock);
 }
 
 static fsdp_status ask_and_nap(fsdp__cuda_device *dev, const waiting *w)
 {
-    uint64_t start_ns = fsdp__cuda_now_ns(), spin_end_ns = fsdp__cuda_after_ns(dev->spin_ns);
+    uint64_t start_ns = fsdp__now_ns(), spin_end_ns = fsdp__after_ns(dev->spin_ns);
     for (;;) {
         bool done;
         FSDP_TRY(ask(dev, w->event, &done));
         if (done) return FSDP_OK;
         if (is_over(dev, w)) return fsdp__cuda_check(dev);
-        uint64_t now_ns = fsdp__cuda_now_ns();
+        uint64_t now_ns = fsdp__now_ns();
         if (now_ns >= w->deadline_ns) return late(w->timeout_ns);
         if (now_ns < spin_end_ns) continue;
         uint64_t until_ns = now_ns + nap_of(now_ns - start_ns);
@@ -121,13 +116,13 @@ static fsdp_status wait_for(fsdp__cuda_device *dev, const waiting *w)
 fsdp_status fsdp__cuda_wait_host(fsdp__cuda_device *dev, cudaEvent_t event, uint64_t timeout_ns)
 {
     FSDP_TRY(fsdp__cuda_check(dev));
-    return wait_for(dev, &(waiting){event, timeout_ns, fsdp__cuda_after_ns(timeout_ns), false});
+    return wait_for(dev, &(waiting){event, timeout_ns, fsdp__after_ns(timeout_ns), false});
 }
 
 fsdp_status fsdp__cuda_wait_end(fsdp__cuda_device *dev, cudaEvent_t event, uint64_t timeout_ns)
 {
     if (atomic_load(&dev->broken)) return FSDP_OK;
-    fsdp_status status = wait_for(dev, &(waiting){event, timeout_ns, fsdp__cuda_after_ns(timeout_ns), true});
+    fsdp_status status = wait_for(dev, &(waiting){event, timeout_ns, fsdp__after_ns(timeout_ns), true});
     return atomic_load(&dev->broken) ? FSDP_OK : status;
 }
 

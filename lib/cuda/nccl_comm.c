@@ -54,8 +54,8 @@ static fsdp_status failed(fsdp__nccl_comm *c, const char *call, ncclResult_t res
     fsdp__call_fill(&words_of, &list[0], c->n_enqueued + 1, 0, n);
     fsdp__call_describe(&words_of, what, sizeof what);
     fsdp_status status = fsdp__nccl_status(result);
-    uint64_t end = fsdp__cuda_after_ns(GRACE_NS);
-    while (status == FSDP_ERR_RANK_LOST && team->side_ops->check(team->side) == FSDP_OK && fsdp__cuda_now_ns() < end)
+    uint64_t end = fsdp__after_ns(GRACE_NS);
+    while (status == FSDP_ERR_RANK_LOST && team->side_ops->check(team->side) == FSDP_OK && fsdp__now_ns() < end)
         nanosleep(&nap, NULL);
     if (team->side_ops->check(team->side) != FSDP_OK) comm_abort(c);
     FSDP_TRY(fsdp__nccl_check(c)); /* the peers' failure, or an abort, had reached it */

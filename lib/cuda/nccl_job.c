@@ -78,11 +78,7 @@ fsdp__nccl_job *fsdp__nccl_job_create(int ordinal, fsdp__nccl_wire *wire, void (
     job->call = call;
     atomic_init(&job->refs, 1);
     pthread_mutex_init(&job->lock, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&job->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    fsdp__cond_init(&job->changed);
     return job;
 }
 
@@ -138,31 +134,25 @@ bool fsdp__nccl_job_start(fsdp__nccl_job *job)
     return job->started;
 }
 
-static struct timespec as_timespec(uint64_t ns)
-{
-    return (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-}
-
 fsdp_status fsdp__nccl_job_wait(fsdp__nccl_job *job, const char *what, uint64_t timeout_ns,
                                 const fsdp_side_ops *side_ops, void *side)
 {
-    uint64_t end = fsdp__cuda_after_ns(timeout_ns);
+    uint64_t end = fsdp__after_ns(timeout_ns);
     fsdp_status status = FSDP_OK;
     pthread_mutex_lock(&job->lock);
     while (!job->done && status == FSDP_OK) {
-        uint64_t now = fsdp__cuda_now_ns(), until = now + LOOK_NS < end ? now + LOOK_NS : end;
+        uint64_t now = fsdp__now_ns(), until = now + LOOK_NS < end ? now + LOOK_NS : end;
         if (now >= end) {
             status = FSDP_ERR_RANK_LOST;
             break;
         }
-        struct timespec t = as_timespec(until);
-        pthread_cond_timedwait(&job->changed, &job->lock, &t);
+        (void)fsdp__cond_until(&job->changed, &job->lock, until);
         if (job->done || side_ops == NULL) continue;
         pthread_mutex_unlock(&job->lock);
         status = side_ops->check(side);
         pthread_mutex_lock(&job->lock);
     }
-    bool done = job->done, late = status == FSDP_ERR_RANK_LOST && fsdp__cuda_now_ns() >= end;
+    bool done = job->done, late = status == FSDP_ERR_RANK_LOST && fsdp__now_ns() >= end;
     if (!done) atomic_store(&job->abandoned, true);
     pthread_mutex_unlock(&job->lock);
     if (done) return FSDP_OK;
@@ -233,9 +223,9 @@ void fsdp__nccl_run_close(fsdp__nccl_job *job)
 bool fsdp__nccl_enter(fsdp__nccl_wire *wire)
 {
     const struct timespec nap = {0, NAP_NS};
-    uint64_t end = fsdp__cuda_after_ns(INSIDE_NS);
+    uint64_t end = fsdp__after_ns(INSIDE_NS);
     while (pthread_mutex_trylock(&wire->entry) != 0) {
-        if (fsdp__cuda_now_ns() >= end) return false;
+        if (fsdp__now_ns() >= end) return false;
         nanosleep(&nap, NULL);
     }
     return true;

@@ -291,11 +291,7 @@ static fsdp__nccl_team *team_create(const fsdp_comm_args *args, const fsdp__cuda
     team->side = args->side;
     team->ballots = ballots;
     pthread_mutex_init(&team->lock, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&team->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
+    fsdp__cond_init(&team->wake);
     if (ncclGetVersion(&team->version) != ncclSuccess) team->version = 0;
     return team;
 }

@@ -33,7 +33,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     dev->log_arg = args->log_arg;
     atomic_flag_clear(&dev->warned);
     pthread_mutex_init(&dev->lock, NULL);
-    fsdp__host_cond_init(&dev->failed);
+    fsdp__cond_init(&dev->failed);
     *out_caps = (fsdp_device_caps){sizeof *out_caps, PAGE, PAGE, true, true, false};
     *out_dev = dev;
     return FSDP_OK;
@@ -158,7 +158,7 @@ static fsdp__point *point_take(fsdp__host_device *dev, uint32_t refs)
     } else {
         point = fsdp__host_alloc(dev->host, 1, sizeof *point);
         if (point == NULL) return NULL;
-        fsdp__host_cond_init(&point->cond);
+        fsdp__cond_init(&point->cond);
         point->next_made = dev->points;
         dev->points = point;
     }
@@ -260,14 +260,14 @@ static fsdp_status event_query(void *dev_, void *event_, bool *out_done)
 static fsdp_status event_wait(void *dev_, void *event_, uint64_t timeout_ns)
 {
     fsdp__host_device *dev = dev_;
-    uint64_t deadline_ns = fsdp__host_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     bool reached = true;
     pthread_mutex_lock(&dev->lock);
     fsdp__point *point = ((event *)event_)->point;
     if (point != NULL) {
         point->refs++;
         while (!point->reached && atomic_load(&dev->status) == FSDP_OK &&
-               fsdp__host_cond_until(&point->cond, &dev->lock, deadline_ns)) {
+               fsdp__cond_until(&point->cond, &dev->lock, deadline_ns)) {
         }
         reached = point->reached;
         fsdp__point_release(dev, point);
@@ -296,7 +296,7 @@ static fsdp_status launch(void *dev_, void *stream, const fsdp_device_op *op, fs
 static uint64_t now_ns(void *dev)
 {
     (void)dev;
-    return fsdp__host_now_ns();
+    return fsdp__now_ns();
 }
 
 static const fsdp_device_ops device_ops = {

@@ -43,7 +43,7 @@ fsdp_status fsdp_local_create(uint32_t world, const fsdp_link *link, fsdp_local 
     local->world = world;
     if (link != NULL) local->link = *link;
     pthread_mutex_init(&local->lock, NULL);
-    fsdp__host_cond_init(&local->changed);
+    fsdp__cond_init(&local->changed);
     *out_local = local;
     return FSDP_OK;
 }
@@ -92,10 +92,10 @@ fsdp__room_shared *fsdp__place_shared(fsdp__place *place) { return (fsdp__room_s
 /* With the group's lock held. A rank that has waited in vain takes the others with it, and the next to come begin anew. */
 static fsdp_status wait_for_all(fsdp_local *local, fsdp__place *place, fsdp__room_number number, uint64_t timeout_ns)
 {
-    uint64_t deadline_ns = fsdp__host_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     bool in_time = true;
     while (place->n_opened < local->world && place->given_up[0] == '\0' && in_time)
-        in_time = fsdp__host_cond_until(&local->changed, &local->lock, deadline_ns);
+        in_time = fsdp__cond_until(&local->changed, &local->lock, deadline_ns);
     if (place->n_opened == local->world) return FSDP_OK;
     if (place->given_up[0] == '\0') {
         local->forming[number] = NULL;

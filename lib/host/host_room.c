@@ -230,17 +230,17 @@ static void complete(fsdp__room *room, uint64_t number)
         fail_differing(room, number, place);
         return;
     }
-    atomic_store(&room->shared->start_ns, fsdp__host_now_ns());
+    atomic_store(&room->shared->start_ns, fsdp__now_ns());
     atomic_store(&room->shared->complete, number);
     wake(room);
 }
 
 static void wait_for_peers(fsdp__room *room, uint64_t number, uint64_t timeout_ns)
 {
-    uint64_t deadline_ns = fsdp__host_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     uint32_t place = 0;
     if (differ(room, number, &place)) {
-        uint64_t grace_ns = fsdp__host_after(MISMATCH_GRACE_NS);
+        uint64_t grace_ns = fsdp__after_ns(MISMATCH_GRACE_NS);
         if (grace_ns < deadline_ns) deadline_ns = grace_ns;
     }
     if (wait_until(room, &room->shared->complete, number, deadline_ns)) return;
@@ -276,7 +276,7 @@ fsdp_status fsdp__room_sync(fsdp__room *room, bool more_phases)
     fsdp__room_shared *sh = room->shared;
     slot *own = &sh->slot[room->rank];
     uint64_t phase = ++room->phases, deadline_ns = UINT64_MAX;
-    if (room->between_processes) deadline_ns = fsdp__host_after(room->timeout_ns);
+    if (room->between_processes) deadline_ns = fsdp__after_ns(room->timeout_ns);
     atomic_store(&own->synced, phase);
     atomic_store(&own->reading, 0);
     if (atomic_fetch_add(&sh->n_synced, 1) + 1 == phase * room->world) {
@@ -296,10 +296,10 @@ fsdp_status fsdp__room_sync(fsdp__room *room, bool more_phases)
 fsdp_status fsdp__room_leave(fsdp__room *room, uint64_t not_before_ns, uint64_t *out_end_ns)
 {
     static const _Atomic uint64_t never = 0;
-    uint64_t now = fsdp__host_now_ns();
+    uint64_t now = fsdp__now_ns();
     while (now < not_before_ns && !has_failed(room)) {
         (void)wait_until(room, &never, 1, not_before_ns);
-        now = fsdp__host_now_ns();
+        now = fsdp__now_ns();
     }
     fsdp_status status = fsdp__room_check(room);
     *out_end_ns = now; /* taken before the next meeting can start */

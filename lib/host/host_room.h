@@ -16,19 +16,15 @@
 
 #include "call.h"
 #include "fsdp/backend.h"
+#include "monotonic.h"
 
 enum {
     FSDP__ROOM_WORLD = 64,       /* a rank is a bit */
     FSDP__ROOM_ITEM_BYTES = 2432 /* copied into the slot: what peers may look at, without pointers that they follow */
 };
 
-/* ---- Time and futexes (host_futex.c) ---- */
+/* ---- Futexes (host_futex.c) ---- */
 
-uint64_t fsdp__host_now_ns(void);
-uint64_t fsdp__host_after(uint64_t ns); /* now + ns, at most the end of time */
-void fsdp__host_cond_init(pthread_cond_t *cond);
-/* Wait until deadline_ns at most; false once it has passed. */
-bool fsdp__host_cond_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
 /* Sleep while *word is seen, until woken or deadline_ns; false once it has passed. between_processes: the word is shared. */
 bool fsdp__futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t deadline_ns, bool between_processes);
 void fsdp__futex_wake_all(_Atomic uint32_t *word, bool between_processes);

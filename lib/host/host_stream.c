@@ -18,7 +18,7 @@ static bool has_failed(const fsdp__host_device *dev) { return atomic_load(&dev->
 /* Until deadline_ns or the device's first error. With the lock held. */
 static void sleep_until(fsdp__host_device *dev, uint64_t deadline_ns)
 {
-    while (!has_failed(dev) && fsdp__host_cond_until(&dev->failed, &dev->lock, deadline_ns)) {
+    while (!has_failed(dev) && fsdp__cond_until(&dev->failed, &dev->lock, deadline_ns)) {
     }
 }
 
@@ -29,14 +29,14 @@ static void jitter(const fsdp__host_stream *s, uint64_t number)
     if (dev->jitter_ns == 0) return;
     uint64_t random = fsdp__mix(fsdp__mix(fsdp__mix(dev->jitter_seed ^ fsdp__mix(dev->rank)) ^ s->number) ^ number);
     if (random & 1) return;
-    sleep_until(dev, fsdp__host_after((random >> 1) % dev->jitter_ns));
+    sleep_until(dev, fsdp__after_ns((random >> 1) % dev->jitter_ns));
 }
 
-static uint64_t span_start(const fsdp_span *span) { return span != NULL ? fsdp__host_now_ns() : 0; }
+static uint64_t span_start(const fsdp_span *span) { return span != NULL ? fsdp__now_ns() : 0; }
 
 static void span_end(fsdp_span *span, uint64_t start_ns)
 {
-    if (span != NULL) *span = (fsdp_span){start_ns, fsdp__host_now_ns()};
+    if (span != NULL) *span = (fsdp_span){start_ns, fsdp__now_ns()};
 }
 
 static void run_wait(fsdp__host_device *dev, const fsdp__item *item)
@@ -51,7 +51,7 @@ static void run_wait(fsdp__host_device *dev, const fsdp__item *item)
 /* Fires on a failed device too, so that nobody waits for it in vain. */
 static void run_record(fsdp__host_device *dev, const fsdp__item *item)
 {
-    if (!has_failed(dev) && item->span != NULL) item->span->start_ns = item->span->end_ns = fsdp__host_now_ns();
+    if (!has_failed(dev) && item->span != NULL) item->span->start_ns = item->span->end_ns = fsdp__now_ns();
     item->u.point->reached = true;
     item->u.point->skipped = has_failed(dev);
     pthread_cond_broadcast(&item->u.point->cond);
@@ -63,7 +63,7 @@ static void run_operation(fsdp__host_device *dev, const fsdp__item *item)
     if (has_failed(dev)) return;
     uint64_t start_ns = span_start(item->span);
     if (item->u.op.kind == FSDP_OPERATION_DELAY) {
-        sleep_until(dev, fsdp__host_after(item->u.op.u.delay.ns));
+        sleep_until(dev, fsdp__after_ns(item->u.op.u.delay.ns));
         if (has_failed(dev)) return;
     } else {
         pthread_mutex_unlock(&dev->lock);
@@ -142,8 +142,8 @@ fsdp_status fsdp__host_stream_create(void *dev_, const char *name, bool high_pri
     if (s == NULL)
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "stream %s: no host memory for %zu bytes", name, sizeof *s);
     s->dev = dev;
-    fsdp__host_cond_init(&s->work);
-    fsdp__host_cond_init(&s->idle);
+    fsdp__cond_init(&s->work);
+    fsdp__cond_init(&s->idle);
     s->ring = fsdp__host_alloc(dev->host, FIRST_CAPACITY, sizeof *s->ring);
     if (s->ring == NULL) {
         free_stream(s);
@@ -191,9 +191,9 @@ fsdp_status fsdp__host_stream_drain(void *dev_, void *stream, uint64_t timeout_n
 {
     fsdp__host_device *dev = dev_;
     fsdp__host_stream *s = stream;
-    uint64_t deadline_ns = fsdp__host_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     pthread_mutex_lock(&dev->lock);
-    while (!is_idle(s) && fsdp__host_cond_until(&s->idle, &dev->lock, deadline_ns)) {
+    while (!is_idle(s) && fsdp__cond_until(&s->idle, &dev->lock, deadline_ns)) {
     }
     bool idle = is_idle(s);
     uint64_t left = s->tail - s->head;

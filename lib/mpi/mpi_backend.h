@@ -22,6 +22,7 @@
 #include "fsdp/backend.h"
 #include "fsdp/launch.h"
 #include "fsdp/mpi.h"
+#include "monotonic.h"
 
 typedef struct fsdp__mpi_comm fsdp__mpi_comm;
 typedef struct fsdp__mpi_side fsdp__mpi_side;
@@ -50,9 +51,6 @@ fsdp_status fsdp__mpi_comm_read(const fsdp_mpi_config *config, fsdp__mpi_engine 
                                 uint32_t *out_rank, uint32_t *out_world);
 /* RANK_LOST with MPI's words for `code`. */
 fsdp_status fsdp__mpi_fail(const char *what, int code);
-
-uint64_t fsdp__mpi_now_ns(void);
-uint64_t fsdp__mpi_after(uint64_t ns); /* now + ns, at most the end of time */
 
 /* Between two looks at something: gives the processor away at first, then sleeps, the longer the longer it has waited. */
 typedef struct fsdp__mpi_pace {

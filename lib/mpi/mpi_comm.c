@@ -4,7 +4,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "attach.h"
 #include "hash.h"
@@ -83,9 +82,7 @@ static fsdp_status wait_for_turn(fsdp__mpi_comm *c, const fsdp__mpi_group *g)
 {
     pthread_mutex_lock(&c->lock);
     while (c->n_run + 1 != g->number && atomic_load(&c->status) == FSDP_OK) {
-        uint64_t then = fsdp__mpi_after(LOOK_NS);
-        struct timespec until = {(time_t)(then / 1000000000u), (long)(then % 1000000000u)};
-        pthread_cond_timedwait(&c->changed, &c->lock, &until);
+        (void)fsdp__cond_until(&c->changed, &c->lock, fsdp__after_ns(LOOK_NS));
         pthread_mutex_unlock(&c->lock);
         FSDP_TRY(fsdp__mpi_comm_check(c));
         pthread_mutex_lock(&c->lock);
@@ -299,11 +296,7 @@ static fsdp__mpi_comm *comm_create(const fsdp_comm_args *args, const fsdp_mpi_co
     c->world = c->side->world;
     c->timeout_ns = args->timeout_ns;
     c->chunk_bytes = config->chunk_bytes != 0 ? config->chunk_bytes : usual_chunk(c->world);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    fsdp__cond_init(&c->changed);
     pthread_mutex_init(&c->lock, NULL);
     if (make_arrays(c)) return c;
     fsdp__mpi_comm_free(c);
@@ -327,7 +320,7 @@ static fsdp_status comm_open(const fsdp_comm_args *args, void **out_comm)
     if (c == NULL) status = fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "%s: no host memory for %u ranks", what, side->world);
     status = fsdp__mpi_side_vote(side, what, status, chunk_bytes, args->timeout_ns);
     if (status == FSDP_OK) {
-        fsdp__mpi_opening opening = {&dev->engine, what, args->timeout_ns, fsdp__mpi_after(args->timeout_ns), side};
+        fsdp__mpi_opening opening = {&dev->engine, what, args->timeout_ns, fsdp__after_ns(args->timeout_ns), side};
         status = fsdp__mpi_opening_dup(&opening, side->comm, &c->mpi);
         c->left = status != FSDP_OK;
     }

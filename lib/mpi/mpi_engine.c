@@ -10,27 +10,14 @@
 
 enum { YIELD_NS = 50000, SLEEP_LEAST_NS = 20000, SLEEP_MOST_NS = 1000000 };
 
-/* ---- Time ---- */
+/* ---- Between two looks ---- */
 
-uint64_t fsdp__mpi_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-uint64_t fsdp__mpi_after(uint64_t ns)
-{
-    uint64_t then;
-    return __builtin_add_overflow(fsdp__mpi_now_ns(), ns, &then) ? UINT64_MAX : then;
-}
-
-fsdp__mpi_pace fsdp__mpi_pace_begin(void) { return (fsdp__mpi_pace){fsdp__mpi_now_ns()}; }
+fsdp__mpi_pace fsdp__mpi_pace_begin(void) { return (fsdp__mpi_pace){fsdp__now_ns()}; }
 
 /* A sixteenth of the wait is what it may last too long. */
 void fsdp__mpi_rest(const fsdp__mpi_pace *pace)
 {
-    uint64_t waited = fsdp__mpi_now_ns() - pace->since_ns, ns = waited / 16;
+    uint64_t waited = fsdp__now_ns() - pace->since_ns, ns = waited / 16;
     if (waited < YIELD_NS) {
         sched_yield();
         return;
@@ -138,7 +125,7 @@ fsdp_status fsdp__mpi_opening_wait(const fsdp__mpi_opening *opening, int code, M
         if (code != MPI_SUCCESS) return fsdp__mpi_fail(opening->what, code);
         if (done) return FSDP_OK;
         if (opening->side != NULL) FSDP_TRY(fsdp__mpi_side_ops.check(opening->side));
-        if (fsdp__mpi_now_ns() >= opening->deadline_ns)
+        if (fsdp__now_ns() >= opening->deadline_ns)
             return fsdp__fail(FSDP_ERR_RANK_LOST,
                               "%s: a rank of fsdp_mpi_config.comm did not come within %.3f s: every rank of it calls "
                               "fsdp_context_create",

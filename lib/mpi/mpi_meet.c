@@ -32,7 +32,7 @@ fsdp_status fsdp__mpi_wait(fsdp__mpi_comm *c, MPI_Request *requests, uint32_t n,
             continue;
         }
         FSDP_TRY(fsdp__mpi_comm_check(c));
-        if (fsdp__mpi_now_ns() >= deadline_ns) return FSDP_OK;
+        if (fsdp__now_ns() >= deadline_ns) return FSDP_OK;
         fsdp__mpi_rest(&pace);
     }
     *out_done = true;
@@ -43,7 +43,7 @@ fsdp_status fsdp__mpi_wait(fsdp__mpi_comm *c, MPI_Request *requests, uint32_t n,
 void fsdp__mpi_abandon(fsdp__mpi_comm *c, uint32_t n_sets)
 {
     fsdp__mpi_engine *engine = &c->dev->engine;
-    uint64_t deadline_ns = fsdp__mpi_after(ABANDON_NS);
+    uint64_t deadline_ns = fsdp__after_ns(ABANDON_NS);
     uint32_t set = 2 * c->world, n = n_sets * set;
     fsdp__mpi_pace pace = fsdp__mpi_pace_begin();
     int done = 0, code;
@@ -57,7 +57,7 @@ void fsdp__mpi_abandon(fsdp__mpi_comm *c, uint32_t n_sets)
         fsdp__mpi_leave(engine);
         if (code == MPI_SUCCESS && done) return;
         fsdp__mpi_rest(&pace);
-    } while (code == MPI_SUCCESS && fsdp__mpi_now_ns() < deadline_ns);
+    } while (code == MPI_SUCCESS && fsdp__now_ns() < deadline_ns);
     c->left = true;
     atomic_store(&c->dev->stuck, true);
 }
@@ -166,14 +166,14 @@ static void post_brought(fsdp__mpi_comm *c)
 
 static fsdp_status wait_for_all(fsdp__mpi_comm *c)
 {
-    uint64_t deadline_ns = fsdp__mpi_after(c->timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(c->timeout_ns);
     for (;;) {
         bool all = false;
-        uint64_t slice_ns = least(deadline_ns, fsdp__mpi_after(SLICE_NS));
+        uint64_t slice_ns = least(deadline_ns, fsdp__after_ns(SLICE_NS));
         FSDP_TRY(fsdp__mpi_wait(c, c->requests, c->world, slice_ns, &all));
         FSDP_TRY(judge(c));
         if (all) return FSDP_OK;
-        if (fsdp__mpi_now_ns() < deadline_ns && !is_asked(c)) continue;
+        if (fsdp__now_ns() < deadline_ns && !is_asked(c)) continue;
         for (uint32_t r = 0; r < c->world; r++) c->missing[r] = !has_come(c, r);
         return lose_late(c);
     }
@@ -184,7 +184,7 @@ static fsdp_status answer_all(fsdp__mpi_comm *c)
     bool done;
     for (uint32_t r = 1; r < c->world; r++)
         post_send(c, &c->answer, sizeof c->answer, r, FSDP__MPI_TAG_ANSWER, &c->requests[c->world + r]);
-    FSDP_TRY(fsdp__mpi_wait(c, c->requests, 2 * c->world, fsdp__mpi_after(c->timeout_ns), &done));
+    FSDP_TRY(fsdp__mpi_wait(c, c->requests, 2 * c->world, fsdp__after_ns(c->timeout_ns), &done));
     if (done) return FSDP_OK;
     for (uint32_t r = 0; r < c->world; r++) c->missing[r] = c->requests[c->world + r] != MPI_REQUEST_NULL;
     return lose_late(c);
@@ -215,11 +215,11 @@ static fsdp_status meet_as_other(fsdp__mpi_comm *c)
 {
     bool done;
     tell_hub(c);
-    FSDP_TRY(fsdp__mpi_wait(c, c->requests, 2 * c->world, fsdp__mpi_after(c->timeout_ns), &done));
+    FSDP_TRY(fsdp__mpi_wait(c, c->requests, 2 * c->world, fsdp__after_ns(c->timeout_ns), &done));
     if (!done) {
         /* If rank 0 is there it knows who is missing, and says so on the side channel; else it is missing itself. */
         post_send(c, &c->mine.number, sizeof c->mine.number, 0, FSDP__MPI_TAG_ASK, &c->requests[c->world + 1]);
-        FSDP_TRY(fsdp__mpi_wait(c, c->requests, 2 * c->world, fsdp__mpi_after(ANSWER_NS), &done));
+        FSDP_TRY(fsdp__mpi_wait(c, c->requests, 2 * c->world, fsdp__after_ns(ANSWER_NS), &done));
     }
     for (uint32_t r = 0; r < c->world; r++) c->missing[r] = r == 0;
     if (!done) return lose_late(c);
@@ -254,7 +254,7 @@ bool fsdp__mpi_meet_closing(fsdp__mpi_comm *c)
         tell_hub(c);
     }
     uint32_t n = 2 * c->world;
-    if (fsdp__mpi_wait(c, c->requests, n, fsdp__mpi_after(CLOSING_NS), &closes) != FSDP_OK) closes = false;
+    if (fsdp__mpi_wait(c, c->requests, n, fsdp__after_ns(CLOSING_NS), &closes) != FSDP_OK) closes = false;
     if (!closes) fsdp__mpi_abandon(c, 1);
     for (uint32_t r = 1; c->rank == 0 && closes && r < c->world; r++) closes = c->brought[r].hash == 0;
     return closes && c->answer.closed;

@@ -109,7 +109,7 @@ static fsdp_status exchange(fsdp__mpi_comm *c, const fsdp_collective *op, const 
         bool done = false;
         if (k + 1 < n) status = post(c, k + 1);
         if (status == FSDP_OK)
-            status = fsdp__mpi_wait(c, requests_of(c, k % 2), 2 * c->world, fsdp__mpi_after(c->timeout_ns), &done);
+            status = fsdp__mpi_wait(c, requests_of(c, k % 2), 2 * c->world, fsdp__after_ns(c->timeout_ns), &done);
         if (status == FSDP_OK && !done) status = lose_silent(c, op, requests_of(c, k % 2));
         if (status == FSDP_OK && s != NULL) fold(c, s, summed_bytes, k);
     }

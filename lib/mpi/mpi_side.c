@@ -111,7 +111,7 @@ static void make_place(fsdp__mpi_side *s, const fsdp_mpi_config *config, int *ou
     uint16_t port = 0;
     p->one_machine = s->machines[0] != 0;
     for (uint32_t r = 1; r < s->world; r++) p->one_machine = p->one_machine && s->machines[r] == s->machines[0];
-    if (getrandom(&p->nonce, sizeof p->nonce, 0) != sizeof p->nonce) p->nonce = fsdp__mpi_now_ns();
+    if (getrandom(&p->nonce, sizeof p->nonce, 0) != sizeof p->nonce) p->nonce = fsdp__now_ns();
     if (s->world == 1) p->one_machine = 1;
     else if (config->address != NULL) p->one_machine = 0; /* as the caller says */
     if (p->one_machine) return;
@@ -197,7 +197,7 @@ static fsdp_status side_open(const fsdp_side_args *args, void **out_side, uint32
     fsdp__mpi_side *s = side_create(args->host, rank, world);
     if (s == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "side channel: no host memory for %u ranks", world);
     fsdp__mpi_opening opening = {&s->engine, "opening the side channel", args->timeout_ns,
-                                 fsdp__mpi_after(args->timeout_ns), NULL};
+                                 fsdp__after_ns(args->timeout_ns), NULL};
     FSDP_TRY(find_place(s, &opening, &config, comm, &listener)); /* else MPI may hold s */
     fsdp_status status = open_star(s, args, listener);
     if (status != FSDP_OK) {

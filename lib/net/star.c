@@ -8,13 +8,6 @@
 #include "hostmem.h"
 #include "star_parts.h"
 
-uint64_t fsdp__star_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* The end of time is where timespec and all sums still hold. */
 uint64_t fsdp__star_after(uint64_t from_ns, uint64_t by_ns)
 {
@@ -66,11 +59,7 @@ static fsdp__star *star_create(const fsdp_side_args *args, const fsdp_launch *la
     s->wake_fd = -1;
     s->number = 1;
     for (uint32_t r = 0; r < s->n_links; r++) fsdp__link_open(&s->links[r], -1, r);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    fsdp__cond_init(&s->changed);
     pthread_mutex_init(&s->lock, NULL);
     return s;
 }
@@ -121,7 +110,7 @@ static fsdp_status no_memory(const fsdp_launch *launch, size_t bytes)
 
 static fsdp_status open_hub(fsdp__star *s, const fsdp_launch *launch, int listener, uint64_t timeout_ns)
 {
-    uint64_t deadline_ns = fsdp__star_after(fsdp__star_now(), timeout_ns);
+    uint64_t deadline_ns = fsdp__star_after(fsdp__now_ns(), timeout_ns);
     if (listener < 0) FSDP_TRY(fsdp__place_listen(launch, deadline_ns, &listener));
     return fsdp__star_form(s, launch, listener, timeout_ns);
 }

@@ -46,8 +46,8 @@ bool fsdp__wait_for(int fd, short events, uint64_t deadline_ns)
 {
     struct pollfd one = {.fd = fd, .events = events};
     for (;;) {
-        uint64_t now_ns = fsdp__star_now(), left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
-        struct timespec left = {(time_t)(left_ns / 1000000000u), (long)(left_ns % 1000000000u)};
+        uint64_t now_ns = fsdp__now_ns(), left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+        const struct timespec left = fsdp__timespec(left_ns);
         int n = ppoll(&one, 1, &left, NULL);
         if (n > 0) return true;
         if (n == 0 || errno != EINTR) return false;
@@ -155,7 +155,7 @@ static int listen_once(const fsdp_launch *launch)
 fsdp_status fsdp__place_listen(const fsdp_launch *launch, uint64_t deadline_ns, int *out_listener)
 {
     /* The port may be taken for a moment: by a process that is ending, or by a connection out of this machine. */
-    uint64_t until_ns = fsdp__star_now() + TAKEN_NS;
+    uint64_t until_ns = fsdp__now_ns() + TAKEN_NS;
     if (until_ns > deadline_ns) until_ns = deadline_ns;
     for (;;) {
         int fd = listen_once(launch), error = errno;
@@ -163,7 +163,7 @@ fsdp_status fsdp__place_listen(const fsdp_launch *launch, uint64_t deadline_ns, 
             *out_listener = fd;
             return FSDP_OK;
         }
-        if (error == EADDRINUSE && fsdp__star_now() < until_ns) {
+        if (error == EADDRINUSE && fsdp__now_ns() < until_ns) {
             nanosleep(&(struct timespec){0, 20 * FSDP__MS}, NULL);
             continue;
         }
@@ -246,7 +246,7 @@ int fsdp__place_connect(const fsdp_launch *launch, uint64_t deadline_ns, char *o
     }
     int fd = -1, error = 0;
     for (; list != NULL && fd < 0; list = list->ai_next) {
-        uint64_t until_ns = fsdp__star_now() + ATTEMPT_NS;
+        uint64_t until_ns = fsdp__now_ns() + ATTEMPT_NS;
         fd = connect_to(list->ai_addr, list->ai_addrlen, until_ns < deadline_ns ? until_ns : deadline_ns);
         if (fd < 0) error = errno;
     }

@@ -47,14 +47,13 @@ static void wait_for_result(fsdp__star *s)
 {
     fsdp__own_call *own = &s->own;
     bool is_late = own->timeout_ns == UINT64_MAX;
-    uint64_t deadline_ns = fsdp__star_after(fsdp__star_now(), own->timeout_ns);
-    struct timespec until = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
+    uint64_t deadline_ns = fsdp__star_after(fsdp__now_ns(), own->timeout_ns);
     while (!own->done && atomic_load(&s->status) == FSDP_OK) {
         if (!fsdp__star_is_hub(s) && s->links[0].closed) {
             fsdp__member_without_hub(s);
         } else if (is_late) { /* from here on the star's thread sees to it that this ends */
             pthread_cond_wait(&s->changed, &s->lock);
-        } else if (pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT && !own->done) {
+        } else if (!fsdp__cond_until(&s->changed, &s->lock, deadline_ns) && !own->done) {
             is_late = true;
             if (fsdp__star_is_hub(s)) fsdp__hub_late(s, &own->said, own->number, own->timeout_ns);
             else fsdp__member_late(s);

@@ -116,7 +116,7 @@ static void let_them_knock(door *d)
         }
         fsdp__socket_tune(fd);
         if (d->n_pending == FSDP__PENDING) turn_away(d, 0, NO_HELLO);
-        s->pending[d->n_pending++] = (fsdp__pending){.fd = fd, .deadline_ns = fsdp__star_now() + HELLO_NS};
+        s->pending[d->n_pending++] = (fsdp__pending){.fd = fd, .deadline_ns = fsdp__now_ns() + HELLO_NS};
         (void)hear(d, d->n_pending - 1); /* a rank says it at once */
     }
 }
@@ -142,8 +142,8 @@ static void wait_at_door(door *d)
         s->polls[s->world + i] = (struct pollfd){.fd = s->pending[i].fd, .events = POLLIN};
         if (s->pending[i].deadline_ns < until_ns) until_ns = s->pending[i].deadline_ns;
     }
-    uint64_t now_ns = fsdp__star_now(), left_ns = until_ns > now_ns ? until_ns - now_ns : 0;
-    struct timespec left = {(time_t)(left_ns / 1000000000u), (long)(left_ns % 1000000000u)};
+    uint64_t now_ns = fsdp__now_ns(), left_ns = until_ns > now_ns ? until_ns - now_ns : 0;
+    const struct timespec left = fsdp__timespec(left_ns);
     if (ppoll(s->polls, s->world + d->n_pending, &left, NULL) < 0)
         for (uint32_t i = 0; i < s->world + d->n_pending; i++) s->polls[i].revents = 0;
 }
@@ -153,7 +153,7 @@ static void one_turn(door *d)
     fsdp__star *s = d->star;
     uint32_t n_pending = d->n_pending;
     wait_at_door(d);
-    uint64_t now_ns = fsdp__star_now();
+    uint64_t now_ns = fsdp__now_ns();
     for (uint32_t i = n_pending; i-- > 0;) { /* from the last: whoever leaves moves only those that were looked at */
         if (s->polls[s->world + i].revents != 0 && !hear(d, i)) continue;
         if (now_ns >= s->pending[i].deadline_ns) turn_away(d, i, NO_HELLO);
@@ -227,11 +227,11 @@ static fsdp_status give_up(door *d, fsdp_status status, const char *text)
     fsdp__star_publish(s, status, text);
     for (uint32_t r = 1; r < s->world; r++)
         if (s->links[r].fd >= 0 && s->links[r].n_out == 0) (void)shutdown(s->links[r].fd, SHUT_WR);
-    d->deadline_ns = fsdp__star_now() + FAREWELL_NS;
+    d->deadline_ns = fsdp__now_ns() + FAREWELL_NS;
     while (d->n_pending > 0) turn_away(d, 0, NO_HELLO);
     close(d->listener);
     d->listener = -1;
-    for (bool any = true; any && fsdp__star_now() < d->deadline_ns;) {
+    for (bool any = true; any && fsdp__now_ns() < d->deadline_ns;) {
         any = false;
         for (uint32_t r = 1; r < s->world; r++) any = any || s->links[r].fd >= 0;
         if (any) one_turn(d);
@@ -265,11 +265,11 @@ static fsdp_status start(door *d)
 fsdp_status fsdp__star_form(fsdp__star *s, const fsdp_launch *launch, int listener, uint64_t timeout_ns)
 {
     door d = {.star = s, .launch = launch, .listener = listener, .timeout_ns = timeout_ns};
-    d.deadline_ns = fsdp__star_after(fsdp__star_now(), timeout_ns);
+    d.deadline_ns = fsdp__star_after(fsdp__now_ns(), timeout_ns);
     (void)fcntl(listener, F_SETFL, fcntl(listener, F_GETFL) | O_NONBLOCK);
     s->forming = true;
     while (count_came(s) < s->world - 1 || !look_once_more(s)) {
-        bool late = fsdp__star_now() >= d.deadline_ns;
+        bool late = fsdp__now_ns() >= d.deadline_ns;
         if (late || s->late_ns > 0) {
             char text[FSDP__SENTENCE_BYTES];
             put_missing(&d, late ? timeout_ns : s->late_ns, text, sizeof text);

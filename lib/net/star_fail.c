@@ -55,7 +55,7 @@ void fsdp__hub_fails(fsdp__star *s, fsdp_status status, const char *sentence)
 {
     if (s->failing) {
         /* The first one stays; but who aborts does not wait for anybody's words. */
-        if (s->asking && status == FSDP_ERR_ABORTED) s->deadline_ns = fsdp__star_now();
+        if (s->asking && status == FSDP_ERR_ABORTED) s->deadline_ns = fsdp__now_ns();
         fsdp__star_wake(s);
         return;
     }
@@ -67,7 +67,7 @@ void fsdp__hub_fails(fsdp__star *s, fsdp_status status, const char *sentence)
     s->first_status = status;
     put_sentence(s->first, sizeof s->first, sentence);
     s->asking = s->words_due = true;
-    s->deadline_ns = fsdp__star_now() + FSDP__ASK_NS;
+    s->deadline_ns = fsdp__now_ns() + FSDP__ASK_NS;
     for (uint32_t r = 1; r < s->n_links; r++)
         fsdp__link_send(s, &s->links[r], (fsdp__frame){FSDP__FRAME_ASK, 0, 0, 0}, NULL, 0, NULL);
     fsdp__star_wake(s);
@@ -77,9 +77,8 @@ void fsdp__hub_fails(fsdp__star *s, fsdp_status status, const char *sentence)
 
 static void wait_until_published(fsdp__star *s, uint64_t deadline_ns)
 {
-    struct timespec until = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
     while (atomic_load(&s->status) == FSDP_OK)
-        if (pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT) return;
+        if (!fsdp__cond_until(&s->changed, &s->lock, deadline_ns)) return;
 }
 
 static void member_fails(fsdp__star *s, fsdp_status status, const char *sentence)
@@ -98,7 +97,7 @@ static void member_fails(fsdp__star *s, fsdp_status status, const char *sentence
         s->failing = true;
         s->first_status = status;
         put_sentence(s->first, sizeof s->first, kept);
-        s->deadline_ns = fsdp__star_now() + FSDP__ANSWER_NS;
+        s->deadline_ns = fsdp__now_ns() + FSDP__ANSWER_NS;
     }
     fsdp__link_send(s, hub, (fsdp__frame){FSDP__FRAME_FAIL, (uint32_t)status, 0, strlen(kept)}, NULL, 0, kept);
     fsdp__star_wake(s);
@@ -113,7 +112,7 @@ void fsdp__star_fail(fsdp__star *s, fsdp_status status, const char *sentence)
         /* An abort waits just so long that on a network that works check fails when this returns. */
         bool own_thread = s->has_thread && pthread_equal(s->thread, pthread_self());
         uint64_t patience_ns = status == FSDP_ERR_ABORTED ? 20 * FSDP__MS : 3 * FSDP__ANSWER_NS;
-        if (!own_thread) wait_until_published(s, fsdp__star_now() + patience_ns);
+        if (!own_thread) wait_until_published(s, fsdp__now_ns() + patience_ns);
         /* A hub that is slow or stopped: who aborts says why by itself, before its communicators stop for no reason given. */
         if (status == FSDP_ERR_ABORTED && atomic_load(&s->status) == FSDP_OK) fsdp__star_publish(s, status, sentence);
     }
@@ -158,7 +157,7 @@ void fsdp__star_tend(fsdp__star *s)
 {
     if (s->closing) return;
     if (s->words_due) tell_own_words(s);
-    bool late = s->deadline_ns != 0 && fsdp__star_now() >= s->deadline_ns;
+    bool late = s->deadline_ns != 0 && fsdp__now_ns() >= s->deadline_ns;
     if (fsdp__star_is_hub(s) && s->asking) {
         if (late || all_answered(s)) compose(s);
     } else if (late) {

@@ -84,7 +84,7 @@ static fsdp_status hub_failed(attempt *a, const fsdp__frame *frame)
 {
     char sentence[FSDP__ERROR_BYTES];
     if (frame->bytes >= sizeof sentence || !fsdp__star_is_failure(frame->extra) ||
-        !receive_all(a, sentence, (size_t)frame->bytes, fsdp__star_now() + FSDP__ANSWER_NS, ""))
+        !receive_all(a, sentence, (size_t)frame->bytes, fsdp__now_ns() + FSDP__ANSWER_NS, ""))
         return fsdp__fail(FSDP_ERR_RANK_LOST, "side channel: rank 0 at %s gave up", fsdp__place_of(a->launch).text);
     sentence[frame->bytes] = '\0';
     return fsdp__fail((fsdp_status)(int32_t)frame->extra, "%s",
@@ -103,7 +103,7 @@ static fsdp_status wait_for_start(attempt *a, bool *out_in)
         fsdp__put_u64(late + FSDP__HEAD_BYTES, a->timeout_ns);
         (void)!send(a->fd, late, sizeof late, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
-    uint64_t answer_ns = fsdp__star_now() + FSDP__ANSWER_NS;
+    uint64_t answer_ns = fsdp__now_ns() + FSDP__ANSWER_NS;
     if (!receive_all(a, head, sizeof head, answer_ns > a->deadline_ns ? answer_ns : a->deadline_ns,
                      "it was let in, and rank 0 fell silent"))
         return FSDP_OK;
@@ -117,7 +117,7 @@ static fsdp_status wait_for_start(attempt *a, bool *out_in)
 static fsdp_status try_once(attempt *a, bool *out_in)
 {
     unsigned char answer[FSDP__HELLO_BYTES];
-    uint64_t answer_ns = fsdp__star_now() + ANSWER_NS;
+    uint64_t answer_ns = fsdp__now_ns() + ANSWER_NS;
     if (answer_ns > a->deadline_ns) answer_ns = a->deadline_ns;
     if (!say_hello(a) || !receive_all(a, answer, sizeof answer, answer_ns, "what listens there does not answer"))
         return FSDP_OK;
@@ -147,13 +147,13 @@ static const char *what_to_check(const attempt *a)
 fsdp_status fsdp__star_join(const fsdp_launch *launch, uint64_t need, uint64_t timeout_ns, int *out_fd)
 {
     attempt a = {.launch = launch, .need = need, .timeout_ns = timeout_ns, .fd = -1};
-    a.deadline_ns = fsdp__star_after(fsdp__star_now(), timeout_ns);
+    a.deadline_ns = fsdp__star_after(fsdp__now_ns(), timeout_ns);
     uint64_t pause_ns = FIRST_PAUSE_NS;
     for (;;) {
         bool in = false;
         fsdp_status status = FSDP_OK;
         attempt before = a;
-        bool is_cut = fsdp__star_after(fsdp__star_now(), CUT_NS) > a.deadline_ns && before.why[0] != '\0';
+        bool is_cut = fsdp__star_after(fsdp__now_ns(), CUT_NS) > a.deadline_ns && before.why[0] != '\0';
         a.is_rank_0 = false;
         a.fd = fsdp__place_connect(launch, a.deadline_ns, a.why, sizeof a.why);
         if (a.fd >= 0) status = try_once(&a, &in);
@@ -163,7 +163,7 @@ fsdp_status fsdp__star_join(const fsdp_launch *launch, uint64_t need, uint64_t t
         }
         if (a.fd >= 0) close(a.fd);
         if (status != FSDP_OK) return status;
-        uint64_t now_ns = fsdp__star_now();
+        uint64_t now_ns = fsdp__now_ns();
         if (now_ns >= a.deadline_ns) {
             if (is_cut) a = before;
             break;

@@ -70,7 +70,7 @@ void fsdp__member_takes(fsdp__star *s, fsdp__link *link, const fsdp__frame *fram
     case FSDP__FRAME_ASK:
         s->asking = s->words_due = true;
         /* The hub is at it: its sentence is worth more patience than silence is. */
-        if (s->deadline_ns != 0) s->deadline_ns = fsdp__star_now() + 2 * FSDP__ANSWER_NS;
+        if (s->deadline_ns != 0) s->deadline_ns = fsdp__now_ns() + 2 * FSDP__ANSWER_NS;
         break;
     default: /* BYE */
         link->closed = true;
@@ -117,6 +117,6 @@ void fsdp__member_late(fsdp__star *s)
              "%s: rank 0 of %" PRIu32 ", which holds the side channel, did not answer within %.3f s", what, s->world,
              (double)own->timeout_ns * 1e-9);
     s->first_status = FSDP_ERR_RANK_LOST;
-    s->deadline_ns = fsdp__star_now() + FSDP__ANSWER_NS;
+    s->deadline_ns = fsdp__now_ns() + FSDP__ANSWER_NS;
     fsdp__star_wake(s);
 }

@@ -20,6 +20,7 @@
 
 #include "call.h"
 #include "check.h"
+#include "monotonic.h"
 #include "star.h"
 
 enum {
@@ -155,7 +156,6 @@ typedef struct fsdp__star {
 } fsdp__star;
 
 /* star.c */
-uint64_t fsdp__star_now(void);                               /* ns, monotonic */
 uint64_t fsdp__star_after(uint64_t from_ns, uint64_t by_ns); /* their sum, or the end of time */
 void fsdp__star_wake(fsdp__star *s);
 static inline bool fsdp__star_is_hub(const fsdp__star *s) { return s->rank == 0; }

@@ -33,7 +33,7 @@ static bool say_goodbye(fsdp__star *s)
         shut_down(&s->links[r]);
         any = any || s->links[r].fd >= 0;
     }
-    return any && fsdp__star_now() < s->close_deadline_ns;
+    return any && fsdp__now_ns() < s->close_deadline_ns;
 }
 
 static void wait_for_events(fsdp__star *s)
@@ -44,9 +44,9 @@ static void wait_for_events(fsdp__star *s)
         short events = (short)(POLLIN | (link->n_out > 0 ? POLLOUT : 0));
         s->polls[1 + r] = (struct pollfd){.fd = link->fd, .events = events};
     }
-    uint64_t until_ns = s->closing ? s->close_deadline_ns : s->deadline_ns, now_ns = fsdp__star_now();
+    uint64_t until_ns = s->closing ? s->close_deadline_ns : s->deadline_ns, now_ns = fsdp__now_ns();
     uint64_t left_ns = until_ns > now_ns ? until_ns - now_ns : 0;
-    struct timespec left = {(time_t)(left_ns / 1000000000u), (long)(left_ns % 1000000000u)};
+    const struct timespec left = fsdp__timespec(left_ns);
     pthread_mutex_unlock(&s->lock);
     (void)ppoll(s->polls, 1 + s->n_links, until_ns > 0 ? &left : NULL, NULL);
     pthread_mutex_lock(&s->lock);
@@ -115,7 +115,7 @@ void fsdp__star_stop_thread(fsdp__star *s)
     s->closing = true;
     /* Who has failed has little to wait for. */
     uint64_t linger_ns = atomic_load(&s->status) == FSDP_OK ? FSDP__LINGER_NS : FSDP__LINGER_NS / 4;
-    s->close_deadline_ns = fsdp__star_now() + linger_ns;
+    s->close_deadline_ns = fsdp__now_ns() + linger_ns;
     for (uint32_t r = 0; r < s->n_links; r++)
         fsdp__link_send(s, &s->links[r], (fsdp__frame){FSDP__FRAME_BYE, 0, 0, 0}, NULL, 0, NULL);
     fsdp__star_wake(s);

@@ -17,6 +17,8 @@ static void step(int line, bool writes);
 static void copy_in_two(int line, void *to, const void *from, size_t n);
 static int model_lock(const pthread_mutex_t *lock);
 static int model_unlock(const pthread_mutex_t *lock);
+static uint64_t model_now_ns(void);
+static uint64_t model_after_ns(uint64_t ns);
 
 #undef atomic_load
 #undef atomic_store
@@ -35,11 +37,15 @@ static int model_unlock(const pthread_mutex_t *lock);
 #define memcpy(to, from, n)  copy_in_two(__LINE__, to, from, n)
 #define pthread_mutex_lock   model_lock
 #define pthread_mutex_unlock model_unlock
+#define fsdp__now_ns         model_now_ns
+#define fsdp__after_ns       model_after_ns
 /* Its functions are defined here, so that the linker does not ask the library for them. */
 #include "host/host_room.c"
 #undef memcpy
 #undef pthread_mutex_lock
 #undef pthread_mutex_unlock
+#undef fsdp__now_ns
+#undef fsdp__after_ns
 
 /* ---- Threads ---- */
 
@@ -286,10 +292,10 @@ static int model_unlock(const pthread_mutex_t *lock)
     return 0;
 }
 
-/* ---- In place of host_futex.c ---- */
+/* ---- In place of host_futex.c and of the clock ---- */
 
-uint64_t fsdp__host_now_ns(void) { return clock_ns; }
-uint64_t fsdp__host_after(uint64_t ns) { return ns > UINT64_MAX - clock_ns ? UINT64_MAX : clock_ns + ns; }
+static uint64_t model_now_ns(void) { return clock_ns; }
+static uint64_t model_after_ns(uint64_t ns) { return ns > UINT64_MAX - clock_ns ? UINT64_MAX : clock_ns + ns; }
 
 bool fsdp__futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t deadline_ns, bool between_processes)
 {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "hash.h"
+#include "monotonic.h"
 
 enum { DEFAULT_STEPS = 1000 };
 static const char digits[] = "0123456789abcdefghijklmnopqrstuvwxyz";
@@ -240,11 +241,7 @@ explore *explore_open(const explore_config *config)
     x->clock_ns = 1;
     x->n_hosts = 1;
     pthread_mutex_init(&x->lock, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&x->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    fsdp__cond_init(&x->changed);
     for (uint32_t r = 0; r < EXPLORE_RANKS; r++) pthread_cond_init(&x->host[r].turn, NULL);
     return x;
 }

@@ -3,9 +3,9 @@
  * threads take steps when they block, each by itself. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "explore_parts.h"
+#include "monotonic.h"
 
 enum { NOBODY = UINT32_MAX };
 
@@ -35,9 +35,8 @@ static bool block_free(explore *x, const explore_wait *wait, uint64_t timeout_ns
         if (now >= deadline_ns) return false;
         if (explore__meeting_lose(x, now)) continue;
         uint64_t until = next_deadline(x, deadline_ns);
-        struct timespec time = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
         x->n_waiting++;
-        pthread_cond_timedwait(&x->changed, &x->lock, &time);
+        (void)fsdp__cond_until(&x->changed, &x->lock, until);
         x->n_waiting--;
     }
     return true;

@@ -3,20 +3,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "check.h"
 #include "explore_parts.h"
 #include "hash.h"
+#include "monotonic.h"
 
 enum { MAX_BACKLOG = 1024, MAX_QUERIES = 16 };
 
 uint64_t explore__now(explore *x)
 {
     if (!x->config.free_threads) return x->clock_ns;
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return fsdp__now_ns();
 }
 
 void explore__wake(explore *x)

@@ -150,10 +150,10 @@ void star_run_open(const star_place *place, star_rank *ranks, star_body body, vo
 int star_knock(const star_place *place)
 {
     char why[160];
-    uint64_t until_ns = fsdp__star_now() + 10 * STAR_SECOND;
+    uint64_t until_ns = fsdp__now_ns() + 10 * STAR_SECOND;
     for (;;) {
         int fd = fsdp__place_connect(&place->launch, until_ns, why, sizeof why);
-        if (fd >= 0 || fsdp__star_now() >= until_ns) return fd;
+        if (fd >= 0 || fsdp__now_ns() >= until_ns) return fd;
         usleep(1000);
     }
 }
@@ -171,7 +171,7 @@ void star_hello(unsigned char hello[FSDP__HELLO_BYTES], uint64_t nonce, uint32_t
 void star_say(int fd, const void *text, size_t bytes)
 {
     const char *at = text;
-    while (bytes > 0 && fsdp__wait_for(fd, POLLOUT, fsdp__star_now() + 10 * STAR_SECOND)) {
+    while (bytes > 0 && fsdp__wait_for(fd, POLLOUT, fsdp__now_ns() + 10 * STAR_SECOND)) {
         ssize_t n = send(fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno != EAGAIN && errno != EINTR) return;
         if (n > 0) at += n, bytes -= (size_t)n;
@@ -182,7 +182,7 @@ size_t star_hear_all(int fd, void *text, size_t bytes)
 {
     size_t have = 0;
     char rest[512];
-    while (fsdp__wait_for(fd, POLLIN, fsdp__star_now() + 20 * STAR_SECOND)) {
+    while (fsdp__wait_for(fd, POLLIN, fsdp__now_ns() + 20 * STAR_SECOND)) {
         ssize_t n = recv(fd, have < bytes ? (char *)text + have : rest, have < bytes ? bytes - have : sizeof rest,
                          MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
@@ -195,7 +195,7 @@ size_t star_hear_all(int fd, void *text, size_t bytes)
 bool star_hear(int fd, void *text, size_t bytes)
 {
     size_t have = 0;
-    while (have < bytes && fsdp__wait_for(fd, POLLIN, fsdp__star_now() + 20 * STAR_SECOND)) {
+    while (have < bytes && fsdp__wait_for(fd, POLLIN, fsdp__now_ns() + 20 * STAR_SECOND)) {
         ssize_t n = recv(fd, (char *)text + have, bytes - have, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
         if (n <= 0) return false;

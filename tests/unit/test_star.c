@@ -157,9 +157,9 @@ static void hundreds_of_ranks_meet(void **state)
     star_rank *many = calloc(WORLD, sizeof *many);
     assert_non_null(many);
     assert_true(star_place_make(&place, "127.0.0.1", WORLD));
-    uint64_t start_ns = fsdp__star_now();
+    uint64_t start_ns = fsdp__now_ns();
     star_run_open(&place, many, gather_many, NULL);
-    printf("%d ranks: opened, 4 gathers, closed in %.3f s\n", WORLD, (double)(fsdp__star_now() - start_ns) * 1e-9);
+    printf("%d ranks: opened, 4 gathers, closed in %.3f s\n", WORLD, (double)(fsdp__now_ns() - start_ns) * 1e-9);
     free(many);
 }
 
@@ -190,10 +190,10 @@ static void gather_for_time(star_rank *r)
     enum { N = 200 };
     unsigned char all[MAX_RANKS * 16];
     for (int i = 0; i < 10; i++) CHECK(star_rank_gather(r, all, 16, 50 * STAR_SECOND) == FSDP_OK);
-    uint64_t start_ns = fsdp__star_now();
+    uint64_t start_ns = fsdp__now_ns();
     for (int i = 0; i < N; i++) CHECK(star_rank_gather(r, all, 16, 50 * STAR_SECOND) == FSDP_OK);
     if (r->rank != 0) return;
-    printf("16 bytes of %u ranks, gathered: %.1f us\n", r->world, (double)(fsdp__star_now() - start_ns) * 1e-3 / N);
+    printf("16 bytes of %u ranks, gathered: %.1f us\n", r->world, (double)(fsdp__now_ns() - start_ns) * 1e-3 / N);
 }
 
 static void small_gathers_go_on_and_on(void **state)

@@ -491,7 +491,7 @@ static void names_and_numbers_lead_to_rank_0(void **state)
         char why[160];
         strcpy(launch.address, host);
         launch.port = 1;
-        int fd = fsdp__place_connect(&launch, fsdp__star_now() + STAR_SECOND, why, sizeof why);
+        int fd = fsdp__place_connect(&launch, fsdp__now_ns() + STAR_SECOND, why, sizeof why);
         if (fd >= 0) close(fd);
         else if (strstr(why, "refused") != NULL) meet_anywhere(host);
     }
@@ -501,7 +501,7 @@ static void after_the_start_nobody_is_let_in(star_rank *r)
 {
     if (r->rank != 0) return;
     char why[160];
-    int fd = fsdp__place_connect(&r->place->launch, fsdp__star_now() + STAR_SECOND, why, sizeof why);
+    int fd = fsdp__place_connect(&r->place->launch, fsdp__now_ns() + STAR_SECOND, why, sizeof why);
     if (fd >= 0) close(fd);
     CHECK(fd < 0);
 }

@@ -100,7 +100,7 @@ typedef struct heard {
 static void hear_failure(void *arg)
 {
     heard *h = arg;
-    uint64_t took_ns = fsdp__star_now() - atomic_load(&h->all->start_ns), slowest_ns = atomic_load(&h->all->slowest_ns);
+    uint64_t took_ns = fsdp__now_ns() - atomic_load(&h->all->start_ns), slowest_ns = atomic_load(&h->all->slowest_ns);
     while (took_ns > slowest_ns && !atomic_compare_exchange_weak(&h->all->slowest_ns, &slowest_ns, took_ns)) {
     }
     pthread_mutex_lock(&h->lock);
@@ -121,7 +121,7 @@ static void abort_busy_ranks(star_rank *r)
     CHECK(star_rank_open(r) == FSDP_OK);
     pthread_barrier_wait(&a->meet);
     if (r->rank == 3) {
-        atomic_store(&a->start_ns, fsdp__star_now());
+        atomic_store(&a->start_ns, fsdp__now_ns());
         (fsdp__star_side_ops.fail)(r->side, FSDP_ERR_ABORTED, "rank 3 aborted: stop");
     }
     pthread_mutex_lock(&h.lock);

@@ -378,7 +378,7 @@ static void be_hub_or_member(star_rank *r)
         return;
     }
     char end[64];
-    CHECK(fsdp__wait_for(h->listener, POLLIN, fsdp__star_now() + 10 * STAR_SECOND));
+    CHECK(fsdp__wait_for(h->listener, POLLIN, fsdp__now_ns() + 10 * STAR_SECOND));
     int fd = accept(h->listener, NULL, NULL);
     CHECK(fd >= 0 && star_hear(fd, hello, sizeof hello));
     memcpy(welcome, FSDP__HELLO_MAGIC, 8);
