@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "fsdp/fsdp.h"
+#include "monotonic.h"
 #include "null_backend.h"
 #ifdef ALLOCATOR_WITH_CUDA
 #include "fsdp/cuda.h"
@@ -33,13 +33,6 @@ static void check(fsdp_status status)
     if (status == FSDP_OK) return;
     fprintf(stderr, "bench_allocator: %s\n", fsdp_last_error());
     exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 static void *take(bench *b, uint64_t bytes, int stream)
@@ -110,13 +103,13 @@ static double live(bench *b, uint64_t n, uint32_t n_live)
     for (uint32_t i = 0; i < n_live; i++) ptr[i] = take(b, sizes[i % N_SIZES], 0);
     uint64_t random = 1, start = 0;
     for (uint64_t i = 0; i < 2 * n; i++) { /* the first half warms up */
-        if (i == n) start = now_ns();
+        if (i == n) start = fsdp__now_ns();
         random = random * 6364136223846793005u + 1442695040888963407u;
         uint32_t k = (uint32_t)((random >> 32) * n_live >> 32);
         give(b, ptr[k]);
         ptr[k] = take(b, sizes[k % N_SIZES], 0);
     }
-    double ns = (double)(now_ns() - start) / (double)n;
+    double ns = (double)(fsdp__now_ns() - start) / (double)n;
     for (uint32_t i = 0; i < n_live; i++) give(b, ptr[i]);
     free(ptr);
     return ns;
@@ -136,9 +129,9 @@ static void *work(void *arg)
 {
     worker *w = arg;
     pthread_barrier_wait(w->start);
-    w->begin_ns = now_ns();
+    w->begin_ns = fsdp__now_ns();
     for (uint64_t i = 0; i < w->n; i++) give(w->b, take(w->b, sizes[w->stream], w->stream));
-    w->end_ns = now_ns();
+    w->end_ns = fsdp__now_ns();
     return NULL;
 }
 
@@ -272,9 +265,9 @@ static void run_plain(bench *b, const plain_case *c)
     open_bench(b, c->tight ? BLOCK : POOL, c->tight);
     c->run(b, b->pairs / 10 / 32 * 32);
     for (int round = 0; round < ROUNDS; round++) {
-        uint64_t start = now_ns(), n = b->pairs / ROUNDS / 32 * 32;
+        uint64_t start = fsdp__now_ns(), n = b->pairs / ROUNDS / 32 * 32;
         c->run(b, n);
-        double ns = (double)(now_ns() - start) / (double)n;
+        double ns = (double)(fsdp__now_ns() - start) / (double)n;
         if (ns < best) best = ns;
     }
     close_bench(b);
@@ -304,9 +297,9 @@ static void run_peer(bench *b, const char *name, void (*run)(bench *, uint64_t, 
     check(fsdp_stream_drain_host(b->s[0], UINT64_MAX));
     check(fsdp_context_counters(b->ctx, &before));
     for (int round = 0; round < ROUNDS; round++) {
-        uint64_t start = now_ns();
+        uint64_t start = fsdp__now_ns();
         run(b, bytes, n);
-        double ns = (double)(now_ns() - start) / (double)n;
+        double ns = (double)(fsdp__now_ns() - start) / (double)n;
         if (ns < best) best = ns;
         for (int i = 0; i < 2; i++) check(fsdp_stream_drain_host(b->s[i], UINT64_MAX));
     }

@@ -11,9 +11,10 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include <thread>
+
+#include "monotonic.h"
 
 enum { STREAMS = 3, EVENTS = 8, MOST_STEPS = 12, ROUND_CALLS = 64, ROUNDS = 200, MOST = ROUND_CALLS * ROUNDS };
 static const size_t BIG = 32 << 20;
@@ -273,13 +274,6 @@ static const pattern patterns[] = {
 
 /* ---- Measuring ---- */
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static uint32_t samples[MOST_STEPS][MOST];
 
 static int by_value(const void *a, const void *b)
@@ -298,9 +292,9 @@ static int run_round(const bench *b, const pattern &p, int n_steps, int at)
     }
     for (int i = 0; i < turns; i++, at++) {
         for (int k = 0; k < n_steps; k++) {
-            const uint64_t begin = now_ns();
+            const uint64_t begin = fsdp__now_ns();
             do_step(b, p.steps[k]);
-            samples[k][at] = (uint32_t)(now_ns() - begin);
+            samples[k][at] = (uint32_t)(fsdp__now_ns() - begin);
         }
     }
     *b->go = 1;
@@ -339,8 +333,8 @@ static void measure(const bench *b, const pattern &p, uint64_t clock)
 static uint64_t clock_cost_ns(void)
 {
     for (int i = 0; i < MOST; i++) {
-        const uint64_t begin = now_ns();
-        samples[0][i] = (uint32_t)(now_ns() - begin);
+        const uint64_t begin = fsdp__now_ns();
+        samples[0][i] = (uint32_t)(fsdp__now_ns() - begin);
     }
     qsort(samples[0], MOST, sizeof samples[0][0], by_value);
     return samples[0][MOST / 2];

@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "monotonic.h"
 #include "null_backend.h"
 #ifdef WITH_CUDA
 #include "block_bench.h"
@@ -50,13 +50,6 @@ typedef struct run {
     double step_ns, hook_ns; /* hook_ns: of the median step, a unit */
     uint64_t peak_bytes, predicted_bytes;
 } run;
-
-static uint64_t host_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 typedef struct rig {
     fsdp_context *ctx;
@@ -119,7 +112,7 @@ static uint64_t step(const run *r, rig *g)
     fsdp_view view = FSDP_VIEW_INIT;
     fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
     TRY(fsdp_pass_begin(g->model, &pass, g->s));
-    uint64_t start = host_ns();
+    uint64_t start = fsdp__now_ns();
     for (uint32_t l = 0; l < layers; l++) {
         TRY(fsdp_forward_begin(g->unit[l], g->s, &view));
         compute(r, g, r->o->compute_ns);
@@ -130,7 +123,7 @@ static uint64_t step(const run *r, rig *g)
         compute(r, g, 2 * r->o->compute_ns);
         TRY(fsdp_backward_end(g->unit[l], g->s));
     }
-    uint64_t hooks = host_ns() - start;
+    uint64_t hooks = fsdp__now_ns() - start;
     TRY(fsdp_pass_end(g->model, g->s));
     fsdp_adamw_args update = FSDP_ADAMW_ARGS_INIT;
     TRY(fsdp_adamw_step(g->opt, &update, g->s));

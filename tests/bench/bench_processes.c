@@ -72,10 +72,10 @@ static bool run_case(bench_rank *r, bench_case which)
         if (!meeting_wait(&sh->meeting, UINT64_MAX)) return false;
         if (r->rank == 0) {
             atomic_store(&sh->end_ns[at], 0);
-            sh->begin_ns[at] = processes_now_ns();
+            sh->begin_ns[at] = fsdp__now_ns();
         }
         if (!meeting_wait(&sh->meeting, UINT64_MAX) || !run_once(r, which)) return false;
-        uint64_t now = processes_now_ns(), end = atomic_load(&sh->end_ns[at]);
+        uint64_t now = fsdp__now_ns(), end = atomic_load(&sh->end_ns[at]);
         while (end < now && !atomic_compare_exchange_weak(&sh->end_ns[at], &end, now)) {
         }
         if (!meeting_wait(&sh->meeting, UINT64_MAX)) return false;

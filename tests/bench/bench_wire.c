@@ -58,11 +58,11 @@ static timing run_once(wire *w, bool gather, bool library, uint64_t bytes)
     CUDA(cudaStreamSynchronize(w->native));
     LIB(fsdp_barrier(w->comm, w->s, NULL));
     CUDA(cudaStreamSynchronize(w->native));
-    const uint64_t start = block_now();
+    const uint64_t start = fsdp__now_ns();
     for (int i = 0; i < n; i++) enqueue(w, gather, library, bytes);
-    const uint64_t enqueued = block_now();
+    const uint64_t enqueued = fsdp__now_ns();
     CUDA(cudaStreamSynchronize(w->native));
-    return (timing){(double)(block_now() - start) * 1e-6 / n, (double)(enqueued - start) * 1e-3 / n};
+    return (timing){(double)(fsdp__now_ns() - start) * 1e-6 / n, (double)(enqueued - start) * 1e-3 / n};
 }
 
 static int by_ms(const void *a, const void *b)
@@ -147,13 +147,13 @@ static double run_case(wire *w, const wire_case *c)
     CUDA(cudaDeviceSynchronize());
     LIB(fsdp_barrier(w->comm, w->s, NULL));
     CUDA(cudaDeviceSynchronize());
-    const uint64_t start = block_now();
+    const uint64_t start = fsdp__now_ns();
     for (int i = 0; i < IN_A_ROW; i++) {
         if (c->kind != REDUCE) start_gather(w, c);
         if (c->kind != GATHER) start_reduce(w, c, c->kind == REDUCE ? w->native : w->second);
     }
     CUDA(cudaDeviceSynchronize());
-    return (double)(block_now() - start) * 1e-6 / IN_A_ROW;
+    return (double)(fsdp__now_ns() - start) * 1e-6 / IN_A_ROW;
 }
 
 static int by_value(const void *a, const void *b)

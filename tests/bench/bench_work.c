@@ -62,7 +62,7 @@ static double at_rank(double *v, uint32_t n, double part)
 
 static double median(double *v, uint32_t n) { return at_rank(v, n, 0.5); }
 
-static double us_since(uint64_t start_ns) { return (double)(work_now_ns() - start_ns) * 1e-3; }
+static double us_since(uint64_t start_ns) { return (double)(fsdp__now_ns() - start_ns) * 1e-3; }
 
 /* On how many ranks did it hold, of all? */
 static bool everywhere(bench *b, bool here)
@@ -97,18 +97,18 @@ static void one_call(bench *b, uint64_t bytes, mode m, wait_kind kind, uint32_t 
     work_fill(rig, bytes, ++b->round);
     WORK_TRY(fsdp_barrier_host(rig->ctx)); /* nobody comes late */
     rig->ops->mark(rig->clock, BEGIN, rig->app);
-    uint64_t start = work_now_ns();
+    uint64_t start = fsdp__now_ns();
     WORK_TRY(fsdp_stream_wait_stream(rig->wire, rig->app));
     WORK_TRY(
         fsdp_all_reduce(rig->comm, rig->send, rig->recv, bytes / sizeof(float), FSDP_DTYPE_FP32, rig->wire, &work));
-    uint64_t wait_start = work_now_ns();
+    uint64_t wait_start = fsdp__now_ns();
     WORK_TRY(fsdp_work_wait(work, rig->app));
     double wait = us_since(wait_start);
-    uint64_t mark_start = work_now_ns();
+    uint64_t mark_start = fsdp__now_ns();
     rig->ops->mark(rig->clock, END, rig->app);
     double marking = us_since(mark_start); /* the measurement's, not the call's */
     if (kind == BLOCKS) {
-        wait_start = work_now_ns();
+        wait_start = fsdp__now_ns();
         WORK_TRY(fsdp_work_wait_host(work, UINT64_MAX));
         wait += us_since(wait_start);
     }
@@ -185,7 +185,7 @@ static void order(bench *b)
         WORK_TRY(fsdp_stream_wait_stream(rig->wire, rig->app));
         WORK_TRY(
             fsdp_all_reduce(rig->comm, rig->send, rig->recv, bytes / sizeof(float), FSDP_DTYPE_FP32, rig->wire, &work));
-        uint64_t start = work_now_ns();
+        uint64_t start = fsdp__now_ns();
         WORK_TRY(fsdp_work_wait(work, rig->app));
         wait[i] = us_since(start);
         WORK_TRY(fsdp_work_is_done(work, &done));
@@ -253,7 +253,7 @@ static void one_wake(bench *b, uint64_t bytes, how h, uint32_t cycle, wake_row *
     rig->ops->wire_end(rig->clock);
     if (h == WAIT_HOST) WORK_TRY(fsdp_work_wait_host(work, UINT64_MAX));
     if (h == POLL) poll_until_done(work);
-    uint64_t woken = work_now_ns();
+    uint64_t woken = fsdp__now_ns();
     work_drain(rig);
     rig->ops->wire_read(rig->clock, &begin, &end, &error);
     row->latency[cycle] = ((double)woken - (double)end) * 1e-3;

@@ -7,10 +7,10 @@
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "block_cuda.h"
 #include "fsdp/fsdp.h"
+#include "monotonic.h"
 
 #define BENCH_FAIL(...)                                        \
     do {                                                       \
@@ -98,13 +98,6 @@ void block_calls_reset(void);
 void block_calls_print(double layers_and_steps); /* by function, since the reset */
 uint64_t block_call_cost_ns(void); /* of the two clock readings around one call, as far as they fall outside it */
 
-static inline uint64_t block_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* Elements of a unit's parameters, and where parameter i begins. */
 static inline uint64_t block_unit_elems(const block_options *o)
 {
@@ -157,12 +150,12 @@ static inline void block_enter(block_way *way)
     way->entered_calls_ns = block_calls_ns;
     block_in_call = true;
 #endif
-    way->entered_ns = block_now();
+    way->entered_ns = fsdp__now_ns();
 }
 
 static inline void block_leave_hook(block_way *way)
 {
-    way->times.hooks_ns += block_now() - way->entered_ns;
+    way->times.hooks_ns += fsdp__now_ns() - way->entered_ns;
 #ifdef BLOCK_COUNT_CALLS
     way->times.hook_calls += block_calls - way->entered_calls;
     way->times.hook_calls_ns += block_calls_ns - way->entered_calls_ns;
@@ -172,7 +165,7 @@ static inline void block_leave_hook(block_way *way)
 
 static inline void block_leave_update(block_way *way)
 {
-    way->times.update_ns += block_now() - way->entered_ns;
+    way->times.update_ns += fsdp__now_ns() - way->entered_ns;
 #ifdef BLOCK_COUNT_CALLS
     block_in_call = false;
 #endif

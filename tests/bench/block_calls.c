@@ -52,9 +52,9 @@ void block_calls_reset(void)
     result __wrap_##name declared                                \
     {                                                            \
         static _Thread_local tally tally_ = {#name, 0, 0, NULL}; \
-        const uint64_t start = block_now();                      \
+        const uint64_t start = fsdp__now_ns();                   \
         const result result_ = __real_##name passed;             \
-        tally_call(&tally_, block_now() - start);                \
+        tally_call(&tally_, fsdp__now_ns() - start);             \
         return result_;                                          \
     }
 
@@ -101,12 +101,12 @@ uint64_t block_call_cost_ns(void)
     enum { TIMES = 100000 };
     tally probe = {"", 1, 0, NULL};
     const uint64_t calls = block_calls, calls_ns = block_calls_ns;
-    const uint64_t begin = block_now();
+    const uint64_t begin = fsdp__now_ns();
     for (int i = 0; i < TIMES; i++) {
-        const uint64_t start = block_now();
-        tally_call(&probe, block_now() - start);
+        const uint64_t start = fsdp__now_ns();
+        tally_call(&probe, fsdp__now_ns() - start);
     }
-    const uint64_t whole = block_now() - begin, inside = block_calls_ns - calls_ns;
+    const uint64_t whole = fsdp__now_ns() - begin, inside = block_calls_ns - calls_ns;
     block_calls = calls;
     block_calls_ns = calls_ns;
     return (whole - inside) / TIMES;

@@ -52,7 +52,7 @@ static void meet(block_way *way)
     CUDA(cudaDeviceSynchronize());
 }
 
-static double ms_since(uint64_t start) { return (double)(block_now() - start) * 1e-6; }
+static double ms_since(uint64_t start) { return (double)(fsdp__now_ns() - start) * 1e-6; }
 
 static void measure_steps(block_way *way, figures *f)
 {
@@ -65,7 +65,7 @@ static void measure_steps(block_way *way, figures *f)
 #endif
     for (uint32_t i = 0; i < way->options->steps; i++) {
         meet(way);
-        const uint64_t start = block_now();
+        const uint64_t start = fsdp__now_ns();
         way->step(way, true);
         add(&f->host_us, ms_since(start) * 1e3 / layers);
         CUDA(cudaDeviceSynchronize());
@@ -91,7 +91,7 @@ static void measure_stream(block_way *way, figures *f)
 {
     for (uint32_t i = 0; i < way->options->rounds; i++) {
         meet(way);
-        const uint64_t start = block_now();
+        const uint64_t start = fsdp__now_ns();
         for (int k = 0; k < ROW; k++) way->step(way, true);
         CUDA(cudaDeviceSynchronize());
         add(&f->stream_ms, ms_since(start) / ROW);
@@ -102,7 +102,7 @@ static void measure_comm(block_way *way, figures *f)
 {
     for (uint32_t i = 0; i < way->options->steps; i++) {
         meet(way);
-        const uint64_t start = block_now();
+        const uint64_t start = fsdp__now_ns();
         way->step(way, false);
         CUDA(cudaDeviceSynchronize());
         if (i > 0) add(&f->comm_ms, ms_since(start));
@@ -128,7 +128,7 @@ static void measure_compute(block_way *way, figures *f, uint32_t repeats)
     }
     for (uint32_t i = 0; i <= repeats; i++) {
         meet(way);
-        const uint64_t start = block_now();
+        const uint64_t start = fsdp__now_ns();
         for (uint32_t l = 0; l < layers; l++) block_forward(way->math, l, params);
         block_loss(way->math);
         for (uint32_t l = layers; l-- > 0;) block_backward(way->math, l, params, grads);
@@ -145,7 +145,7 @@ static void measure_captured(block_way *way, figures *f)
     way->capture(way);
     for (uint32_t i = 0; i <= way->options->steps; i++) {
         meet(way);
-        const uint64_t start = block_now();
+        const uint64_t start = fsdp__now_ns();
         way->replay(way);
         const double host = ms_since(start) * 1e3 / way->options->layers;
         CUDA(cudaDeviceSynchronize());

@@ -77,11 +77,11 @@ static void cuda_wire_begin(void *clock)
     for (int i = 0; i < TRIES; i++) {
         int other = !c->narrowest;
         cudaError_t answer;
-        uint64_t before = work_now_ns();
+        uint64_t before = fsdp__now_ns();
         MUST(cudaEventRecord(c->reference[other], idle));
         while ((answer = cudaEventQuery(c->reference[other])) == cudaErrorNotReady) {
         }
-        uint64_t width = work_now_ns() - before;
+        uint64_t width = fsdp__now_ns() - before;
         MUST(answer);
         if (width >= c->width_ns) continue;
         c->width_ns = width;

@@ -2,16 +2,8 @@
 #include "work_rig.h"
 
 #include <string.h>
-#include <time.h>
 
 enum { PERIOD = 256 }; /* elements after which the input repeats: 1 KiB */
-
-uint64_t work_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 void work_rig_open(work_rig *rig, const fsdp_config *config, const work_clock *ops, uint64_t max_bytes)
 {
@@ -95,7 +87,7 @@ static void *host_open(work_rig *rig)
     return c;
 }
 
-static void stamp(void *arg) { *(uint64_t *)arg = work_now_ns(); }
+static void stamp(void *arg) { *(uint64_t *)arg = fsdp__now_ns(); }
 
 static void host_mark(void *clock, int which, fsdp_stream *stream)
 {
@@ -129,7 +121,7 @@ static void host_wire_read(void *clock, uint64_t *begin_ns, uint64_t *end_ns, ui
         *end_ns = r->end_ns;
     }
     uint64_t device = fsdp_context_now_ns(c->rig->ctx),
-             host = work_now_ns(); /* the same clock, or one that began elsewhere */
+             host = fsdp__now_ns(); /* the same clock, or one that began elsewhere */
     *begin_ns += host - device;
     *end_ns += host - device;
     fsdp_trace_destroy(c->trace);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "fsdp/fsdp.h"
+#include "monotonic.h"
 
 enum { WORK_MARKS = 4 };
 
@@ -19,7 +20,7 @@ typedef struct work_clock {
     void (*mark)(void *clock, int which, fsdp_stream *stream);
     double (*us_between)(void *clock, int from, int to);
     /* Around one collective on rig->wire: begin before it is enqueued, end after. read: when the device began and ended it, on
-     * the clock of work_now_ns; *error_ns: by how much too early both may be said to be. */
+     * the clock of fsdp__now_ns; *error_ns: by how much too early both may be said to be. */
     void (*wire_begin)(void *clock);
     void (*wire_end)(void *clock);
     void (*wire_read)(void *clock, uint64_t *begin_ns, uint64_t *end_ns, uint64_t *error_ns);
@@ -46,8 +47,6 @@ struct work_rig {
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)
-
-uint64_t work_now_ns(void); /* CLOCK_MONOTONIC */
 
 void work_rig_open(work_rig *rig, const fsdp_config *config, const work_clock *ops, uint64_t max_bytes);
 void work_rig_close(work_rig *rig);

@@ -16,7 +16,7 @@ static void *abort_all(void *arg)
     rank *r = arg;
     crew *c = crew_of(r);
     (void)meeting_wait(&c->meet, 60 * second_ns);
-    c->told_ns[MAX_RANKS - 1] = processes_now_ns();
+    c->told_ns[MAX_RANKS - 1] = fsdp__now_ns();
     fsdp_context_abort(r->ctx, "the operator pressed the button");
     fsdp_context_abort(r->ctx, "twice"); /* once is enough */
     return NULL;
@@ -128,8 +128,7 @@ static void wait_for_the_listener(crew *c, processes *p)
 {
     (void)p;
     const struct timespec moment = {0, 1000000};
-    for (uint64_t deadline_ns = processes_after(10 * second_ns); processes_now_ns() < deadline_ns;
-         nanosleep(&moment, NULL))
+    for (uint64_t deadline_ns = fsdp__after_ns(10 * second_ns); fsdp__now_ns() < deadline_ns; nanosleep(&moment, NULL))
         if (processes_listens(&c->rank[0].launch)) break;
     mark_set(&c->go, 1);
 }

@@ -51,7 +51,7 @@ void crew_run(crew *c, rank_body body, int signal, crew_watch watch)
 void crew_keep(rank *r, fsdp_status status)
 {
     rank_keep(r, status);
-    crew_of(r)->told_ns[place_of(r)] = processes_now_ns();
+    crew_of(r)->told_ns[place_of(r)] = fsdp__now_ns();
     mark_add(&crew_of(r)->n_kept);
 }
 

@@ -119,8 +119,8 @@ static void close_all(rank *r)
 static void until(rank *r, fsdp_status (*call)(rank *r))
 {
     fsdp_status status = FSDP_OK;
-    uint64_t end = processes_after(40 * second_ns);
-    while (status == FSDP_OK && processes_now_ns() < end) status = call(r);
+    uint64_t end = fsdp__after_ns(40 * second_ns);
+    while (status == FSDP_OK && fsdp__now_ns() < end) status = call(r);
     keep(r, status);
 }
 

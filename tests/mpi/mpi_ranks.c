@@ -55,10 +55,10 @@ int mpi_tests_end(int failed)
 static bool sleep_until(MPI_Request *request, uint64_t timeout_ns)
 {
     const struct timespec nap = {0, 200000};
-    uint64_t deadline_ns = processes_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     int done = 0;
     while (MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
-        if (processes_now_ns() >= deadline_ns) return false;
+        if (fsdp__now_ns() >= deadline_ns) return false;
         nanosleep(&nap, NULL);
     }
     return true;

@@ -332,9 +332,9 @@ static void assert_all_say(const said *all, fsdp_status status, const char *what
 /* What check comes to within the time: a failure is on its way to this rank. */
 static fsdp_status check_soon(fsdp_context *ctx)
 {
-    uint64_t deadline_ns = processes_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     fsdp_status status;
-    while ((status = fsdp_context_check(ctx)) == FSDP_OK && processes_now_ns() < deadline_ns) usleep(1000);
+    while ((status = fsdp_context_check(ctx)) == FSDP_OK && fsdp__now_ns() < deadline_ns) usleep(1000);
     return status;
 }
 

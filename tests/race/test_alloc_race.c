@@ -10,9 +10,9 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "monotonic.h"
 #include "race_rig.h"
 #include "toy_assert.h"
 
@@ -163,12 +163,7 @@ static int run_by_hand(void)
     return failed > 0 || n == 0;
 }
 
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
+static double seconds(void) { return (double)fsdp__now_ns() * 1e-9; }
 
 /* Every program under a policy of its own, and each tenth one again under another, for the tape's sake. */
 static int soak(void)

@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "monotonic.h"
 
 #define TRY(call)                         \
     do {                                  \
@@ -206,13 +207,6 @@ typedef struct run {
     bool on_second;
 } run;
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static uint32_t n_inside(const captured *t) { return t->config.n_inside > 0 ? t->config.n_inside : 1; }
 
 /* Step − 2's report, as a training would ask for it. */
@@ -234,9 +228,9 @@ static fsdp_status eager_steps(run *r, uint32_t n)
     TRY(captured_batch(r->t, r->t->s));
     for (uint32_t i = 0; i < n; i++) {
         fsdp_adamw_args args = captured_args(r->t->n_steps + 1);
-        uint64_t begin = now_ns();
+        uint64_t begin = fsdp__now_ns();
         TRY(captured_step(r->t, &args));
-        r->result->eager_ns += now_ns() - begin;
+        r->result->eager_ns += fsdp__now_ns() - begin;
         r->result->n_eager++;
         TRY(count_step(r));
     }
@@ -271,13 +265,13 @@ static fsdp_status replay(run *r)
     for (uint32_t i = 0; i < n_inside(t); i++) args[i] = captured_args(t->n_steps + 1 + i);
     if (s != t->s) TRY(fsdp_stream_wait_stream(s, t->s)); /* the batch's place */
     TRY(captured_batch(t, s));
-    uint64_t begin = now_ns();
+    uint64_t begin = fsdp__now_ns();
     TRY(fsdp_replay(r->capture, n_inside(t), args, s));
-    uint64_t launched = now_ns();
+    uint64_t launched = fsdp__now_ns();
     if (r->graphs->launch(r->graphs->arg, r->graph, s) != 0) return fail(r, "the graph was not launched");
-    uint64_t done = now_ns();
+    uint64_t done = fsdp__now_ns();
     TRY(fsdp_replayed(r->capture, s));
-    r->result->replay_ns += now_ns() - done + launched - begin;
+    r->result->replay_ns += fsdp__now_ns() - done + launched - begin;
     r->result->n_replays++;
     for (uint32_t i = 0; i < n_inside(t); i++) TRY(count_step(r));
     return FSDP_OK;

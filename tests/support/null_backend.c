@@ -3,9 +3,9 @@
 #include "null_backend.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "attach.h"
+#include "monotonic.h"
 
 enum { ALIGNMENT = 4096, PINNED_ALIGNMENT = 64 };
 
@@ -134,10 +134,8 @@ static void no_abort(void *object) { (void)object; }
 
 static uint64_t now_ns(void *dev)
 {
-    struct timespec now;
     (void)dev;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return fsdp__now_ns();
 }
 
 /* ---- Communicator and side channel ---- */

@@ -140,7 +140,7 @@ static void reap(processes *p, uint32_t rank)
 
 static int until(uint64_t deadline_ns)
 {
-    uint64_t now = processes_now_ns();
+    uint64_t now = fsdp__now_ns();
     if (now >= deadline_ns) return 0;
     uint64_t ms = (deadline_ns - now) / 1000000 + 1;
     return ms < 60000 ? (int)ms : 60000;
@@ -148,7 +148,7 @@ static int until(uint64_t deadline_ns)
 
 bool processes_wait_one(processes *p, uint32_t rank, uint64_t timeout_ns)
 {
-    uint64_t deadline_ns = processes_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     while (p->end[rank] == PROCESS_RUNNING) {
         struct pollfd fd = {p->gone[rank], POLLIN, 0};
         int ms = until(deadline_ns), n = poll(&fd, 1, ms);
@@ -161,8 +161,7 @@ bool processes_wait_one(processes *p, uint32_t rank, uint64_t timeout_ns)
 bool processes_wait_stopped(processes *p, uint32_t rank, uint64_t timeout_ns)
 {
     const struct timespec moment = {0, 1000000};
-    for (uint64_t deadline_ns = processes_after(timeout_ns); processes_now_ns() < deadline_ns;
-         nanosleep(&moment, NULL)) {
+    for (uint64_t deadline_ns = fsdp__after_ns(timeout_ns); fsdp__now_ns() < deadline_ns; nanosleep(&moment, NULL)) {
         siginfo_t info = {.si_pid = 0};
         if (waitid(P_PID, (id_t)p->pid[rank], &info, WSTOPPED | WNOHANG) == 0 && info.si_pid == p->pid[rank])
             return true;
@@ -178,7 +177,7 @@ static bool as_expected(const processes *p, uint32_t r)
 
 void processes_wait(processes *p, uint64_t timeout_ns)
 {
-    uint64_t deadline_ns = processes_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     bool failed = false;
     for (;;) {
         struct pollfd fds[PROCESSES_MAX];
@@ -186,7 +185,7 @@ void processes_wait(processes *p, uint64_t timeout_ns)
         for (uint32_t r = 0; r < p->world; r++) {
             if (p->end[r] == PROCESS_RUNNING) rank[n] = r, fds[n++] = (struct pollfd){p->gone[r], POLLIN, 0};
             else if (!failed && !as_expected(p, r)) {
-                uint64_t grace_ns = processes_after(GRACE_S * (uint64_t)SECOND_NS);
+                uint64_t grace_ns = fsdp__after_ns(GRACE_S * (uint64_t)SECOND_NS);
                 failed = true;
                 if (grace_ns < deadline_ns) deadline_ns = grace_ns;
             }

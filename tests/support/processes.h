@@ -14,15 +14,13 @@
 #include <sys/types.h>
 
 #include "fsdp/launch.h"
+#include "monotonic.h"
 
 enum { PROCESSES_MAX = 64, PROCESSES_SAID_BYTES = 1024 };
 
 /* Zeros that parent and children see; from before the fork until processes_unshare. Ends the program if there are none. */
 void *processes_shared(size_t bytes);
 void processes_unshare(void *shared, size_t bytes); /* NULL is nothing */
-
-uint64_t processes_now_ns(void);
-uint64_t processes_after(uint64_t ns); /* now + ns, at most the end of time */
 
 /* ---- Between ranks, beside what is tested; in shared memory, for threads as well ---- */
 

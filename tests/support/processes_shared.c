@@ -30,19 +30,6 @@ static _Noreturn void die(const char *what)
     abort();
 }
 
-uint64_t processes_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
-}
-
-uint64_t processes_after(uint64_t ns)
-{
-    uint64_t then;
-    return __builtin_add_overflow(processes_now_ns(), ns, &then) ? UINT64_MAX : then;
-}
-
 /* ---- Shared memory ---- */
 
 void *processes_shared(size_t bytes)
@@ -63,11 +50,11 @@ void processes_unshare(void *shared, size_t bytes)
 /* False: the deadline has passed. */
 static bool futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t deadline_ns)
 {
-    uint64_t now = processes_now_ns();
+    uint64_t now = fsdp__now_ns();
     if (now >= deadline_ns) return false;
     uint64_t ns =
         deadline_ns - now < LATEST_S * (uint64_t)SECOND_NS ? deadline_ns - now : LATEST_S * (uint64_t)SECOND_NS;
-    const struct timespec timeout = {(time_t)(ns / SECOND_NS), (long)(ns % SECOND_NS)};
+    const struct timespec timeout = fsdp__timespec(ns);
     syscall(SYS_futex, word, FUTEX_WAIT, value, &timeout, NULL, 0);
     return true;
 }
@@ -91,7 +78,7 @@ void meeting_break(meeting *m)
 
 bool meeting_wait(meeting *m, uint64_t timeout_ns)
 {
-    uint64_t deadline_ns = processes_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     uint32_t round = atomic_load(&m->round), now;
     if ((round & BROKEN) != 0) return false;
     if (atomic_fetch_add(&m->came, 1) + 1 == m->n) {
@@ -120,7 +107,7 @@ void mark_add(mark *m)
 
 bool mark_wait(mark *m, uint32_t at_least, uint64_t timeout_ns)
 {
-    uint64_t deadline_ns = processes_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     uint32_t value;
     while ((value = atomic_load(&m->value)) < at_least)
         if (!futex_wait(&m->value, value, deadline_ns)) return false;
@@ -146,7 +133,7 @@ fsdp_launch processes_launch(process_way way)
     static uint64_t n_launches;
     fsdp_launch launch = FSDP_LAUNCH_INIT;
     launch.launcher = FSDP_LAUNCHER_ENV;
-    launch.nonce = processes_now_ns() * 1000003 + (uint64_t)getpid() * 64 + ++n_launches;
+    launch.nonce = fsdp__now_ns() * 1000003 + (uint64_t)getpid() * 64 + ++n_launches;
     if (way == PROCESSES_BY_NAME) {
         snprintf(launch.address, sizeof launch.address, "@fsdp-test-%d-%llu", (int)getpid(),
                  (unsigned long long)n_launches);
@@ -212,12 +199,12 @@ static fsdp_status side_gather(void *arg, const void *mine, void *all, size_t by
 {
     seat *s = arg;
     shared_side *side = s->side;
-    uint64_t deadline_ns = processes_after(timeout_ns);
+    uint64_t deadline_ns = fsdp__after_ns(timeout_ns);
     for (size_t at = 0; at == 0 || at < bytes; at += CHUNK) {
         size_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
         if (n > 0) memcpy(side->blob[s->rank], (const char *)mine + at, n);
         for (int twice = 0; twice < 2; twice++) { /* written by all; read by all */
-            uint64_t now = processes_now_ns();
+            uint64_t now = fsdp__now_ns();
             if (!meeting_wait(&side->meet, now < deadline_ns ? deadline_ns - now : 0)) {
                 if (side_aborted(s) != NULL) return fsdp_backend_fail(FSDP_ERR_ABORTED, "%s", side->reason);
                 return fsdp_backend_fail(FSDP_ERR_RANK_LOST, "the test's side channel: not all came in time");
