@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
 #include "sharding/model.h"
 
 enum { N_MICRO = 2 };
@@ -58,12 +59,12 @@ static fsdp_status build(rank *r)
     config.accumulation = r->reduce_comm ? FSDP_ACCUMULATE_KEEP_FULL : FSDP_ACCUMULATE_REDUCE_EACH;
     fsdp_memory memory = FSDP_MEMORY_INIT;
     CALL(r, fsdp_model_create(r->ctx, &config, &r->model));
-    for (uint32_t u = 0; u < UNITS; u++) TRY(add_unit(r, u));
+    for (uint32_t u = 0; u < UNITS; u++) FSDP_TRY(add_unit(r, u));
     const fsdp_visit visits[] = {{r->unit[1], FSDP_USE_FORWARD, 1}, {r->unit[2], FSDP_USE_READ, 1}};
     CALL(r, fsdp_model_add_pass(r->model, "own", 2, visits, &r->own_pass));
     CALL(r, fsdp_adamw_create(r->model, NULL, &r->opt));
     CALL(r, fsdp_model_predict(r->model, &memory));
-    TRY(seal(r));
+    FSDP_TRY(seal(r));
     CALL(r, fsdp_model_fill(r->model, fill, NULL, FSDP_DTYPE_FP32));
     rank_value(r, memory.total);
     return FSDP_OK;
@@ -109,7 +110,7 @@ static fsdp_status forward(rank *r, uint32_t u, bool ends)
     fsdp_view view = FSDP_VIEW_INIT;
     CALL(r, fsdp_forward_begin(r->unit[u], r->s, &view));
     for (uint32_t p = 0; p < PARAMS && computes(r, u); p++)
-        TRY(enqueue(r, run_forward, (job){.params = view.params[p], .n = p == 0 ? 128 : 4}));
+        FSDP_TRY(enqueue(r, run_forward, (job){.params = view.params[p], .n = p == 0 ? 128 : 4}));
     if (ends) CALL(r, fsdp_forward_end(r->unit[u], r->s));
     return FSDP_OK;
 }
@@ -122,7 +123,7 @@ static fsdp_status backward(rank *r, uint32_t u, float factor, bool ends)
     for (uint32_t p = 0; p < PARAMS; p++) {
         uint64_t n = p == 0 ? 128 : 4;
         if (!view.grads_zeroed && !r->reduce_comm) CALL(r, fsdp_stream_fill(r->s, view.grads[p], 0, n * sizeof(float)));
-        TRY(enqueue(
+        FSDP_TRY(enqueue(
             r, run_backward,
             (job){
                 .params = computes(r, u) ? view.params[p] : zeros, .grads = view.grads[p], .n = n, .factor = factor}));
@@ -154,12 +155,12 @@ static fsdp_status micro_step(rank *r, uint32_t index, bool no_data)
         return (void)rank_calls_again(r, status, "fsdp_pass_idle"), status;
     }
     CALL(r, fsdp_pass_begin(r->model, &args, r->s));
-    TRY(enqueue(r, run_reset, (job){.n = 0}));
-    TRY(forward(r, 0, false));
-    for (uint32_t u = 1; u < UNITS; u++) TRY(forward(r, u, true));
+    FSDP_TRY(enqueue(r, run_reset, (job){.n = 0}));
+    FSDP_TRY(forward(r, 0, false));
+    for (uint32_t u = 1; u < UNITS; u++) FSDP_TRY(forward(r, u, true));
     CALL(r, fsdp_forward_end(r->unit[0], r->s));
-    TRY(backward(r, 0, factor, false));
-    for (uint32_t u = UNITS - 1; u > 0; u--) TRY(backward(r, u, factor, true));
+    FSDP_TRY(backward(r, 0, factor, false));
+    for (uint32_t u = UNITS - 1; u > 0; u--) FSDP_TRY(backward(r, u, factor, true));
     CALL(r, fsdp_backward_end(r->unit[0], r->s));
     CALL(r, fsdp_step_sum(r->model, 0, &r->loss, r->s));
     CALL(r, fsdp_pass_end(r->model, r->s));
@@ -174,11 +175,11 @@ static fsdp_status own_update(rank *r)
         uint32_t n;
         CALL(r, fsdp_unit_shard(r->unit[u], &segment, &n));
         for (uint32_t i = 0; i < n; i++)
-            TRY(enqueue(r, run_sgd,
-                        (job){.params = segment[i].master,
-                              .grads = segment[i].gradient,
-                              .n = segment[i].count,
-                              .factor = fsdp_model_grad_factor(r->model)}));
+            FSDP_TRY(enqueue(r, run_sgd,
+                             (job){.params = segment[i].master,
+                                   .grads = segment[i].gradient,
+                                   .n = segment[i].count,
+                                   .factor = fsdp_model_grad_factor(r->model)}));
         if (u < 2) CALL(r, fsdp_update_unit(r->unit[u], r->s));
     }
     CALL(r, fsdp_update_end(r->model, r->s));
@@ -211,7 +212,7 @@ typedef enum step_kind { STEP_ADAMW, STEP_OWN, STEP_NO_DATA } step_kind;
 
 static fsdp_status micro_steps(rank *r, step_kind kind)
 {
-    for (uint32_t i = 0; i < N_MICRO; i++) TRY(micro_step(r, i, kind == STEP_NO_DATA && r->number == 1 && i == 1));
+    for (uint32_t i = 0; i < N_MICRO; i++) FSDP_TRY(micro_step(r, i, kind == STEP_NO_DATA && r->number == 1 && i == 1));
     return FSDP_OK;
 }
 
@@ -225,13 +226,13 @@ static fsdp_status step(rank *r, step_kind kind)
         if (status != FSDP_OK && (!r->stubborn || !rank_alive(r))) return status;
         v = rank_meet(r, status == FSDP_OK, n_updates(r));
         if (v == APART || tries == 3) return status != FSDP_OK ? status : FSDP_ERR_ABORTED;
-        if (v == SOME_FAILED) TRY(give_up_the_step(r));
+        if (v == SOME_FAILED) FSDP_TRY(give_up_the_step(r));
     }
     fsdp_status status = kind == STEP_OWN ? own_update(r) : adamw_update(r);
     if (status != FSDP_OK && (!r->stubborn || !rank_alive(r))) return status;
     v = rank_meet(r, status == FSDP_OK, n_updates(r));
     if (v == APART) return status != FSDP_OK ? status : FSDP_ERR_ABORTED;
-    if (v == SOME_FAILED) TRY(give_up_the_step(r));
+    if (v == SOME_FAILED) FSDP_TRY(give_up_the_step(r));
     if (kind == STEP_OWN) return FSDP_OK;
     fsdp_step_report report = FSDP_STEP_REPORT_INIT;
     CALL(r, fsdp_step_report_get(r->model, n_updates(r), get_ns, &report));
@@ -245,15 +246,15 @@ static fsdp_status evaluate(rank *r)
 {
     fsdp_pass_args args = pass_of(FSDP_PASS_EVAL, 0);
     CALL(r, fsdp_pass_begin(r->model, &args, r->s));
-    TRY(forward(r, 0, false));
-    for (uint32_t u = 1; u < UNITS; u++) TRY(forward(r, u, true));
+    FSDP_TRY(forward(r, 0, false));
+    for (uint32_t u = 1; u < UNITS; u++) FSDP_TRY(forward(r, u, true));
     CALL(r, fsdp_forward_end(r->unit[0], r->s));
     CALL(r, fsdp_pass_end(r->model, r->s));
     args = pass_of(r->own_pass, 0);
     CALL(r, fsdp_pass_begin(r->model, &args, r->s));
-    TRY(forward(r, 1, false));
+    FSDP_TRY(forward(r, 1, false));
     CALL(r, fsdp_unit_use(r->unit[1], r->second));
-    TRY(forward(r, 2, true));
+    FSDP_TRY(forward(r, 2, true));
     CALL(r, fsdp_forward_end(r->unit[1], r->s));
     CALL(r, fsdp_pass_end(r->model, r->s));
     return FSDP_OK;
@@ -325,14 +326,14 @@ static fsdp_status abandon(rank *r)
 
 fsdp_status faulty_journey(rank *r)
 {
-    TRY(build(r));
-    TRY(step(r, STEP_ADAMW));
-    TRY(evaluate(r));
-    TRY(values(r));
-    TRY(step(r, STEP_OWN));
-    TRY(host_calls(r));
-    TRY(collectives(r));
-    TRY(abandon(r));
-    TRY(step(r, STEP_NO_DATA));
+    FSDP_TRY(build(r));
+    FSDP_TRY(step(r, STEP_ADAMW));
+    FSDP_TRY(evaluate(r));
+    FSDP_TRY(values(r));
+    FSDP_TRY(step(r, STEP_OWN));
+    FSDP_TRY(host_calls(r));
+    FSDP_TRY(collectives(r));
+    FSDP_TRY(abandon(r));
+    FSDP_TRY(step(r, STEP_NO_DATA));
     return values(r);
 }

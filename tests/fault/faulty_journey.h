@@ -24,12 +24,6 @@ fsdp_status faulty_journey(rank *r);
         if (call_status_ != FSDP_OK && rank_calls_again(r, call_status_, #expr)) call_status_ = (expr); \
         if (call_status_ != FSDP_OK) return rank_calls_again(r, call_status_, #expr), call_status_;     \
     } while (0)
-#define TRY(expr)                                       \
-    do {                                                \
-        fsdp_status try_status_ = (expr);               \
-        if (try_status_ != FSDP_OK) return try_status_; \
-    } while (0)
-
 /* Keeps the first error; true if the call may be made again. */
 bool rank_calls_again(rank *r, fsdp_status status, const char *call);
 bool rank_alive(rank *r);

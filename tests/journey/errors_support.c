@@ -7,11 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define TRY(expr)                                       \
-    do {                                                \
-        fsdp_status try_status_ = (expr);               \
-        if (try_status_ != FSDP_OK) return try_status_; \
-    } while (0)
+#include "check.h"
 
 /* ---- Host memory ---- */
 
@@ -197,7 +193,7 @@ fsdp_status open_context(rank *r)
     config.timeout_ns = r->timeout_ns;
     config.debug = r->debug;
     if (r->meter != NULL) config.host = meter_host(r->meter);
-    if (r->ctx == NULL) TRY(fsdp_context_create(&config, &r->ctx));
+    if (r->ctx == NULL) FSDP_TRY(fsdp_context_create(&config, &r->ctx));
     return r->s == NULL ? fsdp_stream_create(r->ctx, "compute", &r->s) : FSDP_OK;
 }
 
@@ -215,16 +211,16 @@ static fsdp_status add_extra_pass(rank *r)
 fsdp_status register_model(rank *r)
 {
     const recipe *c = &r->recipe;
-    if (r->model == NULL) TRY(fsdp_model_create(r->ctx, &c->model, &r->model));
+    if (r->model == NULL) FSDP_TRY(fsdp_model_create(r->ctx, &c->model, &r->model));
     for (uint32_t i = 0; i < c->n_units; i++) {
         uint32_t u = c->order[i];
-        if (r->unit[u] == NULL) TRY(fsdp_model_add_unit(r->model, c->unit_name[u], &c->unit[u], &r->unit[u]));
+        if (r->unit[u] == NULL) FSDP_TRY(fsdp_model_add_unit(r->model, c->unit_name[u], &c->unit[u], &r->unit[u]));
         for (uint32_t p = 0; p < PARAMS; p++)
             if (c->param_name[u][p] != NULL && r->param[u][p] == NULL)
-                TRY(fsdp_unit_add_param(r->unit[u], c->param_name[u][p], c->n_dims[u][p], c->dims[u][p],
-                                        &c->param[u][p], &r->param[u][p]));
+                FSDP_TRY(fsdp_unit_add_param(r->unit[u], c->param_name[u][p], c->n_dims[u][p], c->dims[u][p],
+                                             &c->param[u][p], &r->param[u][p]));
     }
-    if (r->extra_pass == 0) TRY(add_extra_pass(r));
+    if (r->extra_pass == 0) FSDP_TRY(add_extra_pass(r));
     return c->no_adamw || r->opt != NULL ? FSDP_OK : fsdp_adamw_create(r->model, &c->adamw, &r->opt);
 }
 
@@ -242,9 +238,9 @@ fsdp_status fill_model(rank *r) { return fsdp_model_fill(r->model, fill_range, N
 
 fsdp_status open_all(rank *r)
 {
-    TRY(open_context(r));
-    TRY(register_model(r));
-    TRY(fsdp_model_seal(r->model));
+    FSDP_TRY(open_context(r));
+    FSDP_TRY(register_model(r));
+    FSDP_TRY(fsdp_model_seal(r->model));
     return fill_model(r);
 }
 
@@ -302,10 +298,10 @@ static fsdp_status make_call(rank *r, const call *c, uint32_t index, uint32_t co
     args.index = index, args.count = count;
     switch (c->kind) {
     case PASS_BEGIN: return fsdp_pass_begin(r->model, &args, r->s);
-    case FORWARD_BEGIN: TRY(fsdp_forward_begin(unit, r->s, &view)); return compute(r, &view, 0.0f);
+    case FORWARD_BEGIN: FSDP_TRY(fsdp_forward_begin(unit, r->s, &view)); return compute(r, &view, 0.0f);
     case FORWARD_END: return fsdp_forward_end(unit, r->s);
     case BACKWARD_BEGIN:
-        TRY(fsdp_backward_begin(unit, r->s, &view));
+        FSDP_TRY(fsdp_backward_begin(unit, r->s, &view));
         return compute(r, &view, 0.5f + (float)c->unit + (float)r->number);
     case BACKWARD_END: return fsdp_backward_end(unit, r->s);
     case PASS_END: return fsdp_pass_end(r->model, r->s);
@@ -318,7 +314,7 @@ fsdp_status micro_step(rank *r, uint32_t index, uint32_t count, between at)
     uint32_t n = sizeof calls / sizeof *calls;
     for (uint32_t i = 0; i < n; i++) {
         if (at != NULL) at(r, i);
-        TRY(make_call(r, &calls[i], index, count));
+        FSDP_TRY(make_call(r, &calls[i], index, count));
     }
     if (at != NULL) at(r, n);
     return FSDP_OK;
@@ -333,13 +329,13 @@ fsdp_status update(rank *r)
 
 fsdp_status train_step(rank *r)
 {
-    TRY(micro_step(r, 0, 1, NULL));
+    FSDP_TRY(micro_step(r, 0, 1, NULL));
     return update(r);
 }
 
 fsdp_status hash_model(rank *r, uint64_t *out_hash)
 {
-    TRY(fsdp_stream_drain_host(r->s, 10 * second_ns));
+    FSDP_TRY(fsdp_stream_drain_host(r->s, 10 * second_ns));
     return fsdp_model_hash(r->model, out_hash);
 }
 

@@ -3,13 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
 #include "step_pool.h"
-
-#define TRY(expr)                                       \
-    do {                                                \
-        fsdp_status try_status_ = (expr);               \
-        if (try_status_ != FSDP_OK) return try_status_; \
-    } while (0)
 
 enum { UNITS = TOY_LAYERS + 2 }; /* embed, h.0 … h.4, head */
 
@@ -32,7 +27,7 @@ static fsdp_status open_unit(step_pools *p, uint32_t unit, bool backward)
     p->at = step_pools_advance(p, unit, backward);
     if (backward) TOY_TRY(fsdp_backward_begin(t->unit[unit], t->s, &view));
     else TOY_TRY(fsdp_forward_begin(t->unit[unit], t->s, &view));
-    TRY(step_pools_look(p, unit));
+    FSDP_TRY(step_pools_look(p, unit));
     p->n_open[unit][backward]++;
     return FSDP_OK;
 }
@@ -48,7 +43,7 @@ static fsdp_status close_unit(step_pools *p, uint32_t unit, bool backward)
 
 static fsdp_status visit(step_pools *p, uint32_t unit, bool backward)
 {
-    TRY(open_unit(p, unit, backward));
+    FSDP_TRY(open_unit(p, unit, backward));
     return close_unit(p, unit, backward);
 }
 
@@ -70,29 +65,29 @@ static fsdp_status evict_one(toy *t)
     step_pools p;
     fsdp_model_stats before, after;
     step_pools_open(&p, t);
-    TRY(begin(&p, FSDP_PASS_TRAIN, FSDP_PASS_TRAIN));
-    TRY(visit(&p, 0, false));
-    TRY(visit(&p, 1, false));
-    TRY(open_unit(&p, 2, false));
+    FSDP_TRY(begin(&p, FSDP_PASS_TRAIN, FSDP_PASS_TRAIN));
+    FSDP_TRY(visit(&p, 0, false));
+    FSDP_TRY(visit(&p, 1, false));
+    FSDP_TRY(open_unit(&p, 2, false));
     for (uint32_t u = 3; u <= 5; u++) TOY_CHECK(p.full.block[u].live);
     step_block place = p.full.block[5];
-    TRY(read_stats(t, &before));
-    TRY(open_unit(&p, 1, false));
-    TRY(read_stats(t, &after));
+    FSDP_TRY(read_stats(t, &before));
+    FSDP_TRY(open_unit(&p, 1, false));
+    FSDP_TRY(read_stats(t, &after));
     TOY_CHECK(p.n_evicted == 1 && p.last_evicted == 5);
     TOY_CHECK(after.unused_gathers == before.unused_gathers + 1);
     TOY_CHECK(after.off_plan_places == before.off_plan_places + 1);
     TOY_CHECK(after.off_plan_hooks == before.off_plan_hooks + 1);
     TOY_CHECK(overlap(&p.full.block[1], &place) && !p.full.block[5].live);
-    TRY(close_unit(&p, 1, false));
-    TRY(close_unit(&p, 2, false));
-    TRY(read_stats(t, &before));
-    TRY(open_unit(&p, 3, false)); /* h.2 was left alone; h.4 is gathered again, ahead of its visit */
-    TRY(read_stats(t, &after));
+    FSDP_TRY(close_unit(&p, 1, false));
+    FSDP_TRY(close_unit(&p, 2, false));
+    FSDP_TRY(read_stats(t, &before));
+    FSDP_TRY(open_unit(&p, 3, false)); /* h.2 was left alone; h.4 is gathered again, ahead of its visit */
+    FSDP_TRY(read_stats(t, &after));
     TOY_CHECK(after.gathers_ahead - before.gathers_ahead == after.gathers - before.gathers);
-    TRY(close_unit(&p, 3, false));
+    FSDP_TRY(close_unit(&p, 3, false));
     TOY_TRY(fsdp_pass_abort(t->model, t->s));
-    TRY(step_pools_look(&p, UINT32_MAX));
+    FSDP_TRY(step_pools_look(&p, UINT32_MAX));
     return toy_finish(t);
 }
 
@@ -103,25 +98,25 @@ static fsdp_status evict_several(toy *t)
     step_pools p;
     fsdp_model_stats before, after;
     step_pools_open(&p, t);
-    TRY(begin(&p, FSDP_PASS_TRAIN, FSDP_PASS_TRAIN));
-    for (uint32_t u = 0; u < 3; u++) TRY(visit(&p, u, false));
-    TRY(open_unit(&p, 3, false));
-    TRY(open_unit(&p, 1, false));
+    FSDP_TRY(begin(&p, FSDP_PASS_TRAIN, FSDP_PASS_TRAIN));
+    for (uint32_t u = 0; u < 3; u++) FSDP_TRY(visit(&p, u, false));
+    FSDP_TRY(open_unit(&p, 3, false));
+    FSDP_TRY(open_unit(&p, 1, false));
     for (uint32_t u = 4; u < UNITS; u++) TOY_CHECK(p.full.block[u].live);
     uint64_t open = p.full.each[1] + p.full.each[3], ahead = p.full.each[4] + p.full.each[5] + p.full.each[6];
     TOY_CHECK(p.full.bytes - open - ahead + p.full.each[6] < p.full.each[2]);
-    TRY(read_stats(t, &before));
-    TRY(open_unit(&p, 2, false));
-    TRY(read_stats(t, &after));
+    FSDP_TRY(read_stats(t, &before));
+    FSDP_TRY(open_unit(&p, 2, false));
+    FSDP_TRY(read_stats(t, &after));
     TOY_CHECK(p.n_evicted >= 2 && p.last_evicted + p.n_evicted == UNITS); /* the head, h.4, … */
     TOY_CHECK(after.unused_gathers == before.unused_gathers + p.n_evicted);
-    TRY(close_unit(&p, 2, false));
-    TRY(close_unit(&p, 1, false));
-    TRY(close_unit(&p, 3, false));
-    for (uint32_t u = 4; u < UNITS; u++) TRY(visit(&p, u, false)); /* on as if nothing had been */
-    for (uint32_t u = UNITS; u-- > 0;) TRY(visit(&p, u, true));
+    FSDP_TRY(close_unit(&p, 2, false));
+    FSDP_TRY(close_unit(&p, 1, false));
+    FSDP_TRY(close_unit(&p, 3, false));
+    for (uint32_t u = 4; u < UNITS; u++) FSDP_TRY(visit(&p, u, false)); /* on as if nothing had been */
+    for (uint32_t u = UNITS; u-- > 0;) FSDP_TRY(visit(&p, u, true));
     TOY_TRY(fsdp_pass_end(t->model, t->s));
-    TRY(step_pools_look(&p, UINT32_MAX));
+    FSDP_TRY(step_pools_look(&p, UINT32_MAX));
     TOY_TRY(fsdp_pass_abort(t->model, t->s));
     return toy_finish(t);
 }
@@ -133,27 +128,27 @@ static fsdp_status jump(toy *t)
     step_pools p;
     fsdp_model_stats stats;
     step_pools_open(&p, t);
-    TRY(begin(&p, FSDP_PASS_EVAL, FSDP_PASS_NONE));
-    TRY(open_unit(&p, 0, false));
+    FSDP_TRY(begin(&p, FSDP_PASS_EVAL, FSDP_PASS_NONE));
+    FSDP_TRY(open_unit(&p, 0, false));
     for (uint32_t u = 1; u <= 3; u++) TOY_CHECK(p.full.block[u].live);
-    TRY(open_unit(&p, 6, false));
+    FSDP_TRY(open_unit(&p, 6, false));
     for (uint32_t u = 1; u <= 5; u++) TOY_CHECK(!p.full.block[u].live);
-    TRY(read_stats(t, &stats));
+    FSDP_TRY(read_stats(t, &stats));
     TOY_CHECK(stats.unused_gathers == 3 && stats.off_plan_hooks == 1);
-    TRY(open_unit(&p, 3, false)); /* its visit is over: best fit */
-    TRY(close_unit(&p, 3, false));
+    FSDP_TRY(open_unit(&p, 3, false)); /* its visit is over: best fit */
+    FSDP_TRY(close_unit(&p, 3, false));
     TOY_CHECK(!p.full.block[3].live && p.n_evicted == 0);
-    TRY(close_unit(&p, 6, false));
-    TRY(close_unit(&p, 0, false));
+    FSDP_TRY(close_unit(&p, 6, false));
+    FSDP_TRY(close_unit(&p, 0, false));
     TOY_TRY(fsdp_pass_end(t->model, t->s));
-    TRY(step_pools_look(&p, UINT32_MAX));
-    TRY(begin(&p, FSDP_PASS_TRAIN, FSDP_PASS_TRAIN));
-    TRY(visit(&p, 0, false));
-    TRY(open_unit(&p, 6, false));
+    FSDP_TRY(step_pools_look(&p, UINT32_MAX));
+    FSDP_TRY(begin(&p, FSDP_PASS_TRAIN, FSDP_PASS_TRAIN));
+    FSDP_TRY(visit(&p, 0, false));
+    FSDP_TRY(open_unit(&p, 6, false));
     TOY_CHECK(!p.full.block[1].live && !p.full.block[2].live); /* more than three others come before their backward */
-    TRY(close_unit(&p, 6, false));
+    FSDP_TRY(close_unit(&p, 6, false));
     TOY_TRY(fsdp_pass_abort(t->model, t->s));
-    TRY(step_pools_look(&p, UINT32_MAX));
+    FSDP_TRY(step_pools_look(&p, UINT32_MAX));
     return toy_finish(t);
 }
 
@@ -165,19 +160,19 @@ static fsdp_status held_place(toy *t)
     step_pools p;
     fsdp_model_stats before, after;
     step_pools_open(&p, t);
-    TRY(begin(&p, FSDP_PASS_EVAL, FSDP_PASS_TRAIN));
+    FSDP_TRY(begin(&p, FSDP_PASS_EVAL, FSDP_PASS_TRAIN));
     for (uint32_t i = 0; i < 3; i++) {
-        TRY(open_unit(&p, pairs[i][0], false));
-        TRY(open_unit(&p, pairs[i][1], false));
-        if (i == 2) TRY(visit(&p, 0, false));
-        TRY(close_unit(&p, pairs[i][1], false));
-        TRY(close_unit(&p, pairs[i][0], false));
+        FSDP_TRY(open_unit(&p, pairs[i][0], false));
+        FSDP_TRY(open_unit(&p, pairs[i][1], false));
+        if (i == 2) FSDP_TRY(visit(&p, 0, false));
+        FSDP_TRY(close_unit(&p, pairs[i][1], false));
+        FSDP_TRY(close_unit(&p, pairs[i][0], false));
     }
     TOY_TRY(fsdp_pass_end(t->model, t->s));
-    TRY(step_pools_look(&p, UINT32_MAX));
-    TRY(read_stats(t, &before));
-    TRY(step_train(t));
-    TRY(read_stats(t, &after));
+    FSDP_TRY(step_pools_look(&p, UINT32_MAX));
+    FSDP_TRY(read_stats(t, &before));
+    FSDP_TRY(step_train(t));
+    FSDP_TRY(read_stats(t, &after));
     TOY_CHECK(after.off_plan_places == before.off_plan_places);
     return FSDP_OK;
 }
@@ -204,8 +199,8 @@ static bool waits_between(const fsdp_trace *trace, uint64_t from, uint64_t to)
 static fsdp_status unused_gather(toy *t)
 {
     fsdp_model_stats stats;
-    TRY(step_train(t));
-    TRY(read_stats(t, &stats));
+    FSDP_TRY(step_train(t));
+    FSDP_TRY(read_stats(t, &stats));
     TOY_CHECK(stats.unused_gathers == t->config->steps);
     uint64_t cast = UINT64_MAX, n_updates = 0;
     for (uint64_t i = 0; i < fsdp_trace_count(t->trace); i++) {

@@ -6,13 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "monotonic.h"
-
-#define TRY(call)                         \
-    do {                                  \
-        fsdp_status try_ = (call);        \
-        if (try_ != FSDP_OK) return try_; \
-    } while (0)
 
 enum { BF16 = 2, BATCH = CAPTURED_SLIM * BF16 };
 
@@ -39,12 +34,12 @@ static fsdp_status add_units(captured *t)
         config.compute_dtype = config.grad_dtype = FSDP_DTYPE_BF16;
         if (t->config.held && u == 0) config.reshard = FSDP_RESHARD_NEVER;
         snprintf(name, sizeof name, "h%u", u);
-        TRY(fsdp_model_add_unit(t->model, name, &config, &t->unit[u]));
+        FSDP_TRY(fsdp_model_add_unit(t->model, name, &config, &t->unit[u]));
         const uint64_t wide = CAPTURED_WIDE, slim = CAPTURED_SLIM;
         snprintf(name, sizeof name, "w%u", u);
-        TRY(fsdp_unit_add_param(t->unit[u], name, 1, &wide, NULL, &t->wide[u]));
+        FSDP_TRY(fsdp_unit_add_param(t->unit[u], name, 1, &wide, NULL, &t->wide[u]));
         snprintf(name, sizeof name, "b%u", u);
-        TRY(fsdp_unit_add_param(t->unit[u], name, 1, &slim, NULL, &t->slim[u]));
+        FSDP_TRY(fsdp_unit_add_param(t->unit[u], name, 1, &slim, NULL, &t->slim[u]));
     }
     return FSDP_OK;
 }
@@ -52,17 +47,17 @@ static fsdp_status add_units(captured *t)
 static fsdp_status take(captured *t, uint32_t u)
 {
     void *ptr;
-    TRY(fsdp_allocator_alloc(t->allocator, CAPTURED_WIDE * BF16, t->s, "act", &ptr));
+    FSDP_TRY(fsdp_allocator_alloc(t->allocator, CAPTURED_WIDE * BF16, t->s, "act", &ptr));
     t->act[u] = ptr;
-    TRY(fsdp_allocator_alloc(t->allocator, BATCH, t->s, "side", &ptr));
+    FSDP_TRY(fsdp_allocator_alloc(t->allocator, BATCH, t->s, "side", &ptr));
     t->side[u] = ptr;
     return FSDP_OK;
 }
 
 static fsdp_status give(captured *t, uint32_t u)
 {
-    TRY(fsdp_allocator_free(t->allocator, t->act[u]));
-    TRY(fsdp_allocator_free(t->allocator, t->side[u]));
+    FSDP_TRY(fsdp_allocator_free(t->allocator, t->act[u]));
+    FSDP_TRY(fsdp_allocator_free(t->allocator, t->side[u]));
     t->act[u] = t->side[u] = NULL;
     return FSDP_OK;
 }
@@ -70,11 +65,11 @@ static fsdp_status give(captured *t, uint32_t u)
 static fsdp_status open_memory(captured *t)
 {
     void *ptr;
-    TRY(fsdp_allocator_create(t->ctx, NULL, &t->allocator));
-    TRY(fsdp_allocator_alloc(t->allocator, BATCH, t->s, "batch", &ptr));
+    FSDP_TRY(fsdp_allocator_create(t->ctx, NULL, &t->allocator));
+    FSDP_TRY(fsdp_allocator_alloc(t->allocator, BATCH, t->s, "batch", &ptr));
     t->batch = ptr;
-    for (uint32_t u = 0; u < CAPTURED_UNITS && !t->config.scratch; u++) TRY(take(t, u));
-    TRY(fsdp_pinned_alloc(t->ctx, (CAPTURED_STEPS + CAPTURED_EVALS * CAPTURED_UNITS) * BATCH, &ptr));
+    for (uint32_t u = 0; u < CAPTURED_UNITS && !t->config.scratch; u++) FSDP_TRY(take(t, u));
+    FSDP_TRY(fsdp_pinned_alloc(t->ctx, (CAPTURED_STEPS + CAPTURED_EVALS * CAPTURED_UNITS) * BATCH, &ptr));
     t->pinned = ptr;
     memset(ptr, 0, (CAPTURED_STEPS + CAPTURED_EVALS * CAPTURED_UNITS) * BATCH);
     uint16_t *to = ptr; /* bf16 of ± 1 to 2, another for each step, rank and element */
@@ -87,27 +82,27 @@ static fsdp_status open_memory(captured *t)
 fsdp_status captured_open(captured *t, const captured_config *config, fsdp_context *ctx)
 {
     *t = (captured){.config = *config, .ctx = ctx};
-    TRY(fsdp_stream_create(ctx, "compute", &t->s));
-    TRY(fsdp_stream_create(ctx, "second", &t->second));
+    FSDP_TRY(fsdp_stream_create(ctx, "compute", &t->s));
+    FSDP_TRY(fsdp_stream_create(ctx, "second", &t->second));
     fsdp_model_config model = FSDP_MODEL_CONFIG_INIT;
     model.depth = config->depth;
-    TRY(fsdp_model_create(ctx, &model, &t->model));
-    TRY(add_units(t));
-    TRY(fsdp_adamw_create(t->model, NULL, &t->opt));
-    TRY(fsdp_model_seal(t->model));
-    TRY(fsdp_model_fill(t->model, fill, NULL, FSDP_DTYPE_FP32));
+    FSDP_TRY(fsdp_model_create(ctx, &model, &t->model));
+    FSDP_TRY(add_units(t));
+    FSDP_TRY(fsdp_adamw_create(t->model, NULL, &t->opt));
+    FSDP_TRY(fsdp_model_seal(t->model));
+    FSDP_TRY(fsdp_model_fill(t->model, fill, NULL, FSDP_DTYPE_FP32));
     return open_memory(t);
 }
 
 fsdp_status captured_close(captured *t)
 {
-    TRY(fsdp_stream_drain_host(t->s, timeout_ns));
-    for (uint32_t u = 0; u < CAPTURED_UNITS; u++) TRY(give(t, u));
-    TRY(fsdp_allocator_free(t->allocator, t->batch));
-    TRY(fsdp_model_destroy(t->model));
-    TRY(fsdp_allocator_destroy(t->allocator));
-    TRY(fsdp_pinned_free(t->ctx, t->pinned));
-    TRY(fsdp_stream_release(t->second));
+    FSDP_TRY(fsdp_stream_drain_host(t->s, timeout_ns));
+    for (uint32_t u = 0; u < CAPTURED_UNITS; u++) FSDP_TRY(give(t, u));
+    FSDP_TRY(fsdp_allocator_free(t->allocator, t->batch));
+    FSDP_TRY(fsdp_model_destroy(t->model));
+    FSDP_TRY(fsdp_allocator_destroy(t->allocator));
+    FSDP_TRY(fsdp_pinned_free(t->ctx, t->pinned));
+    FSDP_TRY(fsdp_stream_release(t->second));
     return fsdp_stream_release(t->s);
 }
 
@@ -131,52 +126,52 @@ fsdp_status captured_batch(captured *t, fsdp_stream *s)
 static fsdp_status forward(captured *t, uint32_t u)
 {
     fsdp_view view = FSDP_VIEW_INIT;
-    TRY(fsdp_forward_begin(t->unit[u], t->s, &view));
-    if (t->config.scratch && t->act[u] == NULL) TRY(take(t, u));
-    TRY(fsdp_stream_copy(t->s, t->act[u], view.params[0], CAPTURED_WIDE * BF16));
+    FSDP_TRY(fsdp_forward_begin(t->unit[u], t->s, &view));
+    if (t->config.scratch && t->act[u] == NULL) FSDP_TRY(take(t, u));
+    FSDP_TRY(fsdp_stream_copy(t->s, t->act[u], view.params[0], CAPTURED_WIDE * BF16));
     fsdp_stream *s = t->s;
     if (t->config.second) {
-        TRY(fsdp_unit_use(t->unit[u], t->second));
-        if (t->config.scratch) TRY(fsdp_allocator_record_stream(t->allocator, t->side[u], t->second));
-        TRY(fsdp_stream_wait_stream(t->second, t->s)); /* after who had the block before */
+        FSDP_TRY(fsdp_unit_use(t->unit[u], t->second));
+        if (t->config.scratch) FSDP_TRY(fsdp_allocator_record_stream(t->allocator, t->side[u], t->second));
+        FSDP_TRY(fsdp_stream_wait_stream(t->second, t->s)); /* after who had the block before */
         s = t->second;
     }
-    TRY(fsdp_stream_copy(s, t->side[u], view.params[1], BATCH));
+    FSDP_TRY(fsdp_stream_copy(s, t->side[u], view.params[1], BATCH));
     return t->config.held && u == 0 ? FSDP_OK : fsdp_forward_end(t->unit[u], t->s);
 }
 
 static fsdp_status backward(captured *t, uint32_t u)
 {
     fsdp_view view = FSDP_VIEW_INIT;
-    TRY(fsdp_backward_begin(t->unit[u], t->s, &view));
-    TRY(fsdp_stream_copy(t->s, view.grads[0], t->act[(u + 1) % CAPTURED_UNITS], CAPTURED_WIDE * BF16));
-    TRY(fsdp_stream_copy(t->s, view.grads[1], u % 2 == 0 ? t->batch : t->side[u], BATCH));
+    FSDP_TRY(fsdp_backward_begin(t->unit[u], t->s, &view));
+    FSDP_TRY(fsdp_stream_copy(t->s, view.grads[0], t->act[(u + 1) % CAPTURED_UNITS], CAPTURED_WIDE * BF16));
+    FSDP_TRY(fsdp_stream_copy(t->s, view.grads[1], u % 2 == 0 ? t->batch : t->side[u], BATCH));
     return t->config.held && u == 0 ? FSDP_OK : fsdp_backward_end(t->unit[u], t->s);
 }
 
 static fsdp_status all_forward(captured *t)
 {
-    for (uint32_t u = 0; u < CAPTURED_UNITS; u++) TRY(forward(t, u));
+    for (uint32_t u = 0; u < CAPTURED_UNITS; u++) FSDP_TRY(forward(t, u));
     return t->config.held ? fsdp_forward_end(t->unit[0], t->s) : FSDP_OK;
 }
 
 static fsdp_status all_backward(captured *t)
 {
-    if (t->config.held) TRY(backward(t, 0));
-    for (uint32_t u = CAPTURED_UNITS; u-- > (t->config.held ? 1 : 0);) TRY(backward(t, u));
+    if (t->config.held) FSDP_TRY(backward(t, 0));
+    for (uint32_t u = CAPTURED_UNITS; u-- > (t->config.held ? 1 : 0);) FSDP_TRY(backward(t, u));
     return t->config.held ? fsdp_backward_end(t->unit[0], t->s) : FSDP_OK;
 }
 
 fsdp_status captured_step(captured *t, const fsdp_adamw_args *args)
 {
     const fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
-    TRY(fsdp_pass_begin(t->model, &pass, t->s));
-    TRY(all_forward(t));
-    TRY(all_backward(t));
-    TRY(fsdp_pass_end(t->model, t->s));
-    TRY(fsdp_step_sum(t->model, 3, (const float *)(const void *)t->batch,
-                      t->s)); /* two bf16 as one fp32: any number will do */
-    for (uint32_t u = 0; t->config.scratch && u < CAPTURED_UNITS; u++) TRY(give(t, u));
+    FSDP_TRY(fsdp_pass_begin(t->model, &pass, t->s));
+    FSDP_TRY(all_forward(t));
+    FSDP_TRY(all_backward(t));
+    FSDP_TRY(fsdp_pass_end(t->model, t->s));
+    FSDP_TRY(fsdp_step_sum(t->model, 3, (const float *)(const void *)t->batch,
+                           t->s)); /* two bf16 as one fp32: any number will do */
+    for (uint32_t u = 0; t->config.scratch && u < CAPTURED_UNITS; u++) FSDP_TRY(give(t, u));
     return fsdp_adamw_step(t->opt, args, t->s);
 }
 
@@ -184,13 +179,13 @@ fsdp_status captured_eval(captured *t)
 {
     fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
     pass.pass = FSDP_PASS_EVAL;
-    TRY(fsdp_pass_begin(t->model, &pass, t->s));
-    TRY(all_forward(t));
-    TRY(fsdp_pass_end(t->model, t->s));
+    FSDP_TRY(fsdp_pass_begin(t->model, &pass, t->s));
+    FSDP_TRY(all_forward(t));
+    FSDP_TRY(fsdp_pass_end(t->model, t->s));
     for (uint32_t u = 0; u < CAPTURED_UNITS; u++) {
         uint64_t at = CAPTURED_STEPS + t->n_evals % CAPTURED_EVALS * CAPTURED_UNITS + u;
-        TRY(fsdp_stream_copy(t->s, t->pinned + at * BATCH, t->act[u], BATCH));
-        if (t->config.scratch) TRY(give(t, u));
+        FSDP_TRY(fsdp_stream_copy(t->s, t->pinned + at * BATCH, t->act[u], BATCH));
+        if (t->config.scratch) FSDP_TRY(give(t, u));
     }
     t->n_evals++;
     return FSDP_OK;
@@ -225,14 +220,14 @@ static fsdp_status count_step(run *r)
 
 static fsdp_status eager_steps(run *r, uint32_t n)
 {
-    TRY(captured_batch(r->t, r->t->s));
+    FSDP_TRY(captured_batch(r->t, r->t->s));
     for (uint32_t i = 0; i < n; i++) {
         fsdp_adamw_args args = captured_args(r->t->n_steps + 1);
         uint64_t begin = fsdp__now_ns();
-        TRY(captured_step(r->t, &args));
+        FSDP_TRY(captured_step(r->t, &args));
         r->result->eager_ns += fsdp__now_ns() - begin;
         r->result->n_eager++;
-        TRY(count_step(r));
+        FSDP_TRY(count_step(r));
     }
     return FSDP_OK;
 }
@@ -249,11 +244,11 @@ static fsdp_status begin_and_end(run *r)
     fsdp_capture_destroy(r->capture); /* an earlier one; replays of its graph may be in flight */
     if (r->graph != NULL) r->graphs->destroy(r->graphs->arg, r->graph);
     r->capture = NULL, r->graph = NULL;
-    TRY(fsdp_capture_begin(t->ctx, t->s));
+    FSDP_TRY(fsdp_capture_begin(t->ctx, t->s));
     if (r->graphs->begin(r->graphs->arg, t->s) != 0) return fail(r, "the graph did not begin");
     fsdp_adamw_args args = captured_args(33); /* which no replay uses */
-    for (uint32_t i = 0; i < n_inside(t); i++) TRY(captured_step(t, &args));
-    TRY(fsdp_capture_end(t->ctx, t->s, &r->capture));
+    for (uint32_t i = 0; i < n_inside(t); i++) FSDP_TRY(captured_step(t, &args));
+    FSDP_TRY(fsdp_capture_end(t->ctx, t->s, &r->capture));
     return r->graphs->end(r->graphs->arg, t->s, &r->graph) == 0 ? FSDP_OK : fail(r, "the graph did not end");
 }
 
@@ -263,17 +258,17 @@ static fsdp_status replay(run *r)
     fsdp_stream *s = r->on_second ? t->second : t->s;
     fsdp_adamw_args args[FSDP_REPORT_RING];
     for (uint32_t i = 0; i < n_inside(t); i++) args[i] = captured_args(t->n_steps + 1 + i);
-    if (s != t->s) TRY(fsdp_stream_wait_stream(s, t->s)); /* the batch's place */
-    TRY(captured_batch(t, s));
+    if (s != t->s) FSDP_TRY(fsdp_stream_wait_stream(s, t->s)); /* the batch's place */
+    FSDP_TRY(captured_batch(t, s));
     uint64_t begin = fsdp__now_ns();
-    TRY(fsdp_replay(r->capture, n_inside(t), args, s));
+    FSDP_TRY(fsdp_replay(r->capture, n_inside(t), args, s));
     uint64_t launched = fsdp__now_ns();
     if (r->graphs->launch(r->graphs->arg, r->graph, s) != 0) return fail(r, "the graph was not launched");
     uint64_t done = fsdp__now_ns();
-    TRY(fsdp_replayed(r->capture, s));
+    FSDP_TRY(fsdp_replayed(r->capture, s));
     r->result->replay_ns += fsdp__now_ns() - done + launched - begin;
     r->result->n_replays++;
-    for (uint32_t i = 0; i < n_inside(t); i++) TRY(count_step(r));
+    for (uint32_t i = 0; i < n_inside(t); i++) FSDP_TRY(count_step(r));
     return FSDP_OK;
 }
 
@@ -297,11 +292,11 @@ static fsdp_status set_param(captured *t)
 static fsdp_status eval_on_new_stream(captured *t)
 {
     fsdp_stream *s = t->s;
-    TRY(fsdp_stream_create(t->ctx, "new", &t->s));
+    FSDP_TRY(fsdp_stream_create(t->ctx, "new", &t->s));
     fsdp_status status = captured_eval(t);
     fsdp_stream *made = t->s;
     t->s = s;
-    TRY(status);
+    FSDP_TRY(status);
     return fsdp_stream_release(made);
 }
 
@@ -324,22 +319,22 @@ static fsdp_status get_values(run *r)
 {
     captured *t = r->t;
     captured_result *to = r->result;
-    for (uint64_t step = t->n_steps > 1 ? t->n_steps - 1 : 1; step <= t->n_steps; step++) TRY(get_report(r, step));
+    for (uint64_t step = t->n_steps > 1 ? t->n_steps - 1 : 1; step <= t->n_steps; step++) FSDP_TRY(get_report(r, step));
     size_t at = 0;
     for (uint32_t u = 0; u < CAPTURED_UNITS; u++) {
         fsdp_param *const both[] = {t->wide[u], t->slim[u]};
         for (int i = 0; i < 2; i++) {
-            TRY(fsdp_param_get(both[i], FSDP_VALUE_MASTER, to->master + at, FSDP_DTYPE_FP32));
-            TRY(fsdp_param_get(both[i], FSDP_VALUE_MOMENT_1, to->m + at, FSDP_DTYPE_FP32));
-            TRY(fsdp_param_get(both[i], FSDP_VALUE_MOMENT_2, to->v + at, FSDP_DTYPE_FP32));
+            FSDP_TRY(fsdp_param_get(both[i], FSDP_VALUE_MASTER, to->master + at, FSDP_DTYPE_FP32));
+            FSDP_TRY(fsdp_param_get(both[i], FSDP_VALUE_MOMENT_1, to->m + at, FSDP_DTYPE_FP32));
+            FSDP_TRY(fsdp_param_get(both[i], FSDP_VALUE_MOMENT_2, to->v + at, FSDP_DTYPE_FP32));
             at += fsdp_param_elems(both[i]);
         }
     }
-    TRY(fsdp_stream_drain_host(t->s, timeout_ns));
+    FSDP_TRY(fsdp_stream_drain_host(t->s, timeout_ns));
     memcpy(to->seen, t->pinned + CAPTURED_STEPS * BATCH, sizeof to->seen);
     to->n = t->n_steps;
     to->stats = (fsdp_model_stats)FSDP_MODEL_STATS_INIT;
-    TRY(fsdp_model_stats_get(t->model, &to->stats));
+    FSDP_TRY(fsdp_model_stats_get(t->model, &to->stats));
     /* An eager step uses what an evaluation left gathered; a replay gathers all that the captured step did. */
     if (strpbrk(t->config.script, "VN") != NULL) to->stats.gathers = 0;
     return FSDP_OK;
@@ -347,10 +342,10 @@ static fsdp_status get_values(run *r)
 
 static fsdp_status play(run *r)
 {
-    for (const char *what = r->t->config.script; *what != 0; what++) TRY(act(r, *what));
-    TRY(get_values(r));
+    for (const char *what = r->t->config.script; *what != 0; what++) FSDP_TRY(act(r, *what));
+    FSDP_TRY(get_values(r));
     fsdp_capture_destroy(r->capture);
-    TRY(captured_close(r->t));
+    FSDP_TRY(captured_close(r->t));
     if (r->graph != NULL) r->graphs->destroy(r->graphs->arg, r->graph);
     return FSDP_OK;
 }
