@@ -4,10 +4,10 @@
  * that backward; what is computed twice is not counted. Inputs are far larger than the L2. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "attention.h"
-#include "counter_random.h"
+#include "gpt_bench.h"
+#include "sorted.h"
 
 enum { WARM = 3, RUNS = 20, N_RANDOM = 1 << 22 };
 
@@ -23,46 +23,6 @@ static const shape shapes[] = {
     {"heads of 128", 12, 64, 1024, 6, 128},
     {"heads of 32", 12, 64, 1024, 24, 32},
 };
-
-static void check(cudaError_t result)
-{
-    if (result == cudaSuccess) return;
-    fprintf(stderr, "bench_attention: %s\n", cudaGetErrorString(result));
-    exit(1);
-}
-
-static void *device(size_t bytes)
-{
-    void *p = NULL;
-    check(cudaMalloc(&p, bytes));
-    check(cudaMemset(p, 0, bytes));
-    check(cudaDeviceSynchronize());
-    return p;
-}
-
-/* Normal numbers as bf16, the same N_RANDOM again and again. */
-static void *device_random(size_t count)
-{
-    static uint16_t random[N_RANDOM];
-    if (random[0] == 0 && random[1] == 0)
-        for (uint64_t i = 0; i < N_RANDOM; i++) {
-            const float x = (float)random_normal(1, 0, i);
-            uint32_t bits;
-            memcpy(&bits, &x, sizeof bits);
-            random[i] = (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
-        }
-    uint16_t *p = device(2 * count);
-    for (size_t at = 0; at < count; at += N_RANDOM)
-        check(cudaMemcpy(p + at, random, 2 * (count - at < N_RANDOM ? count - at : N_RANDOM), cudaMemcpyHostToDevice));
-    check(cudaDeviceSynchronize());
-    return p;
-}
-
-static int ascending(const void *x, const void *y)
-{
-    const float a = *(const float *)x, b = *(const float *)y;
-    return (a > b) - (a < b);
-}
 
 /* Milliseconds. */
 static float median(cudaError_t (*run)(cudaStream_t, const gpt_attention_args *), cudaStream_t stream,
@@ -84,7 +44,7 @@ static float median(cudaError_t (*run)(cudaStream_t, const gpt_attention_args *)
         check(cudaEventDestroy(from[i]));
         check(cudaEventDestroy(to[i]));
     }
-    qsort(ms, RUNS, sizeof *ms, ascending);
+    sort_floats(ms, RUNS);
     return (ms[RUNS / 2 - 1] + ms[RUNS / 2]) / 2;
 }
 
@@ -93,7 +53,7 @@ static void bench(cudaStream_t stream, const shape *s)
     const size_t count = (size_t)s->sequences * (size_t)s->positions * (size_t)s->heads * (size_t)s->head_dim;
     gpt_attention_args args = {
         .sequences = s->sequences, .positions = s->positions, .heads = s->heads, .head_dim = s->head_dim};
-    void *const qkv = device_random(3 * count), *const dout = device_random(count);
+    void *const qkv = device_random(3 * count, N_RANDOM, 0, 1), *const dout = device_random(count, N_RANDOM, 0, 1);
     args.qkv = qkv;
     args.dout = dout;
     args.out = device(2 * count);

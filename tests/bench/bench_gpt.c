@@ -5,10 +5,10 @@
  *     bench_gpt [gpt2-124m | gpt2-1.5b] */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "counter_random.h"
+#include "gpt_bench.h"
 #include "model_cuda.h"
+#include "sorted.h"
 
 enum { WARM = 3, RUNS = 11, N_RANDOM = 1 << 20 };
 
@@ -32,45 +32,6 @@ typedef struct timed {
     gpt_product_arrays arrays;
 } timed;
 
-static void check(cudaError_t result)
-{
-    if (result == cudaSuccess) return;
-    fprintf(stderr, "bench_gpt: %s\n", cudaGetErrorString(result));
-    exit(1);
-}
-
-static void *device(size_t bytes)
-{
-    void *p = NULL;
-    check(cudaMalloc(&p, bytes));
-    check(cudaMemset(p, 0, bytes));
-    check(cudaDeviceSynchronize());
-    return p;
-}
-
-/* Normal numbers × sd + mean in bf16, the same N_RANDOM again and again. */
-static void *device_random(size_t count, float mean, float sd)
-{
-    static uint16_t random[N_RANDOM];
-    for (uint64_t i = 0; i < N_RANDOM && i < count; i++) {
-        const float x = mean + sd * (float)random_normal(1, 0, i);
-        uint32_t bits;
-        memcpy(&bits, &x, sizeof bits);
-        random[i] = (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
-    }
-    uint16_t *p = device(2 * count);
-    for (size_t at = 0; at < count; at += N_RANDOM)
-        check(cudaMemcpy(p + at, random, 2 * (count - at < N_RANDOM ? count - at : N_RANDOM), cudaMemcpyHostToDevice));
-    check(cudaDeviceSynchronize());
-    return p;
-}
-
-static int ascending(const void *x, const void *y)
-{
-    const float a = *(const float *)x, b = *(const float *)y;
-    return (a > b) - (a < b);
-}
-
 /* Prints a line; flop and bytes of 0 are left out. Returns ms. */
 static double measure(const char *name, const timed *t, double flop, double bytes)
 {
@@ -90,7 +51,7 @@ static double measure(const char *name, const timed *t, double flop, double byte
     }
     check(cudaEventDestroy(begin));
     check(cudaEventDestroy(end));
-    qsort(took_ms, RUNS, sizeof *took_ms, ascending);
+    sort_floats(took_ms, RUNS);
     const double ms = (double)took_ms[RUNS / 2];
     printf("  %-34s %8.3f ms", name, ms);
     if (flop > 0.0) printf("  %7.1f TFLOP/s", flop / (ms * 1e9));
@@ -111,11 +72,11 @@ static void take_params(bench *b)
     for (int u = 0; u < 2; u++)
         for (int i = 0; i < gpt_unit_params(&b->shape, u); i++) {
             const gpt_param param = gpt_param_at(&b->shape, u, i);
-            (u ? b->block : b->held)[i] = device_random((size_t)param.elems, param.mean, param.sd);
+            (u ? b->block : b->held)[i] = device_random((size_t)param.elems, N_RANDOM, param.mean, param.sd);
             (u ? b->block_grads : b->held_grads)[i] = device(4 * (size_t)param.elems);
         }
     const size_t most = (size_t)b->shape.vocab * (size_t)b->shape.dim;
-    b->w = device_random(most, 0.0f, 0.02f);
+    b->w = device_random(most, N_RANDOM, 0.0f, 0.02f);
     b->dw = device(4 * most);
     b->mean_loss = device(4);
 }

@@ -19,6 +19,7 @@
 
 #include "cuda/cuda_backend.h"
 #include "hostmem.h"
+#include "sorted.h"
 
 enum { N_ARRAYS = 4, N_SEGMENTS = 12, WARM = 5, TIMED = 30, MAX_SIZES = 16, RANDOM_BYTES = 32 << 20 };
 enum { STAGGER = (2 << 20) + 37 * 4096 }; /* bytes between arrays */
@@ -204,12 +205,6 @@ static void write_table(const bench *b, uint64_t count)
     cuda(cudaMemcpy(b->table, table, sizeof table, cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const float x = *(const float *)a, y = *(const float *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* bytes: 0, or the case is not launched, but a copy that moves so many: at most half of the set to the other half. */
 static fsdp_device_op choose_op(const bench *b, const bench_case *c, char *arrays, uint64_t count, uint64_t bytes)
 {
@@ -244,7 +239,7 @@ static double median_seconds(const bench *b, const bench_case *c, uint64_t count
         cuda(cudaEventDestroy(begin[i]), "cudaEventDestroy");
         cuda(cudaEventDestroy(end[i]), "cudaEventDestroy");
     }
-    qsort(ms, TIMED, sizeof *ms, by_size);
+    sort_floats(ms, TIMED);
     return (double)(ms[TIMED / 2 - 1] + ms[TIMED / 2]) * 0.5e-3;
 }
 

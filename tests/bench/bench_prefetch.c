@@ -14,6 +14,7 @@
 
 #include "monotonic.h"
 #include "null_backend.h"
+#include "sorted.h"
 #ifdef WITH_CUDA
 #include "block_bench.h"
 #endif
@@ -141,12 +142,6 @@ static void steps(const run *r, rig *g, uint64_t first, uint64_t n)
     TRY(fsdp_stream_drain_host(g->s, WAIT_S * 1000000000ull));
 }
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void *run_rank(void *arg)
 {
     run *r = arg;
@@ -158,7 +153,7 @@ static void *run_rank(void *arg)
     uint64_t start = fsdp_context_now_ns(g.ctx);
     steps(r, &g, 3, r->o->steps);
     r->step_ns = (double)(fsdp_context_now_ns(g.ctx) - start) / r->o->steps;
-    qsort(g.hook_ns, r->o->steps, sizeof(double), compare);
+    sort_doubles(g.hook_ns, r->o->steps);
     r->hook_ns = g.hook_ns[r->o->steps / 2] / r->o->layers;
     fsdp_counters counters = FSDP_COUNTERS_INIT;
     TRY(fsdp_context_counters(g.ctx, &counters));

@@ -11,6 +11,7 @@
 
 #include "fsdp/fsdp.h"
 #include "processes.h"
+#include "sorted.h"
 
 enum { MAX_ROUNDS = 200, WARM = 3 };
 
@@ -115,14 +116,6 @@ static bool rank_main(uint32_t rank, void *arg)
     return true;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x, y;
-    memcpy(&x, a, sizeof x);
-    memcpy(&y, b, sizeof y);
-    return x < y ? -1 : x > y;
-}
-
 static bool run_world(uint32_t world, uint64_t bytes, uint32_t rounds)
 {
     shared *sh = processes_shared(sizeof *sh);
@@ -135,7 +128,7 @@ static bool run_world(uint32_t world, uint64_t bytes, uint32_t rounds)
     if (failure != NULL) fprintf(stderr, "bench_processes: %s\n", failure);
     uint64_t best[N_CASES], median[N_CASES];
     for (bench_case which = MEMCPY; failure == NULL && which < N_CASES; which++) {
-        qsort(sh->round_ns[which], rounds, sizeof(uint64_t), by_value);
+        sort_uint64s(sh->round_ns[which], rounds);
         best[which] = sh->round_ns[which][0];
         median[which] = sh->round_ns[which][rounds / 2];
         printf("%u processes, %llu MiB, %-22s best %9.3f ms  median %9.3f ms", world, (unsigned long long)(bytes >> 20),

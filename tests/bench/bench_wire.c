@@ -19,6 +19,7 @@
 #include "block_bench.h"
 #include "fsdp/cuda.h"
 #include "fsdp/nccl.h"
+#include "sorted.h"
 
 enum { REPEATS = 5, MOST_SIZES = 16, TURNS = 8, IN_A_ROW = 3, PAGE = 2 << 20, OFF_PAGE = 512 };
 
@@ -156,17 +157,11 @@ static double run_case(wire *w, const wire_case *c)
     return (double)(fsdp__now_ns() - start) * 1e-6 / IN_A_ROW;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* first: the median of the same kind and place at the first size. */
 static double print_wire_case(const wire *w, wire_case *c, double first)
 {
     static const char *const names[KINDS] = {"all-gather", "reduce-scatter", "both at once"};
-    qsort(c->ms, TURNS, sizeof *c->ms, by_value);
+    sort_doubles(c->ms, TURNS);
     const double middle = (c->ms[TURNS / 2 - 1] + c->ms[TURNS / 2]) / 2, moved = (double)c->bytes *
                                                                                  (c->kind == GATHER   ? 1
                                                                                   : c->kind == REDUCE ? 2

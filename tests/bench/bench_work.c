@@ -21,6 +21,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "sorted.h"
 #include "work_rig.h"
 
 enum { MAX_SIZES = 16, MAX_CYCLES = 1000, MAX_RANKS = 64, POLL_MS = 10, ORDER_BYTES = 64 << 20 };
@@ -46,17 +47,9 @@ typedef struct bench {
 
 /* ---- Numbers ---- */
 
-static int by_value(const void *a, const void *b)
-{
-    double x, y;
-    memcpy(&x, a, sizeof x);
-    memcpy(&y, b, sizeof y);
-    return (x > y) - (x < y);
-}
-
 static double at_rank(double *v, uint32_t n, double part)
 {
-    qsort(v, n, sizeof *v, by_value);
+    sort_doubles(v, n);
     return v[(uint32_t)(part * (n - 1) + 0.5)];
 }
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "block_bench.h"
+#include "sorted.h"
 
 enum { MOST_SAMPLES = 256, WARM = 3, ROW = 10 };
 
@@ -31,16 +32,10 @@ static void add(series *s, double value)
     if (s->n < MOST_SAMPLES) s->value[s->n++] = value;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double median(series *s)
 {
     if (s->n == 0) return 0.0;
-    qsort(s->value, s->n, sizeof(double), by_value);
+    sort_doubles(s->value, s->n);
     return s->value[s->n / 2];
 }
 

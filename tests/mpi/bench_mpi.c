@@ -12,6 +12,7 @@
 
 #include "fsdp/fsdp.h"
 #include "fsdp/mpi.h"
+#include "sorted.h"
 
 enum { MAX_ROUNDS = 1000, WARM = 3, N_CASES = 6 };
 
@@ -49,12 +50,6 @@ static void run_once(const bench *b, int which)
     MUST(fsdp_stream_drain_host(b->s, UINT64_MAX));
 }
 
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void measure(const bench *b, int which, int rounds, bool prints)
 {
     static double seconds[MAX_ROUNDS], best, median;
@@ -66,7 +61,7 @@ static void measure(const bench *b, int which, int rounds, bool prints)
         MPI_Allreduce(&mine, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
         if (i >= 0) seconds[i] = most;
     }
-    qsort(seconds, (size_t)rounds, sizeof *seconds, by_size);
+    sort_doubles(seconds, (size_t)rounds);
     if (which == 0) best = seconds[0], median = seconds[rounds / 2];
     if (prints)
         printf("%-22s best %9.3f ms  median %9.3f ms  ratio %.2f, %.2f\n", names[which], seconds[0] * 1e3,

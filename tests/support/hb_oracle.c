@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "sorted.h"
+
 enum { STREAMS = 16, WORD = 64 };
 
 typedef struct history {
@@ -35,17 +37,9 @@ typedef struct oracle {
     size_t n_head, n_words;
 } oracle;
 
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x, y;
-    memcpy(&x, a, sizeof x);
-    memcpy(&y, b, sizeof y);
-    return (x > y) - (x < y);
-}
-
 static size_t sort_unique(uint64_t *value, size_t n)
 {
-    qsort(value, n, sizeof *value, by_value);
+    sort_uint64s(value, n);
     size_t kept = 0;
     for (size_t i = 0; i < n; i++)
         if (kept == 0 || value[kept - 1] != value[i]) value[kept++] = value[i];
@@ -172,7 +166,7 @@ static uint32_t touch(oracle *o, int32_t s, uint32_t record, const fsdp_trace_ac
 /* What stream s runs next comes after the event's last record. */
 static void come_after(oracle *o, int32_t s, uint64_t event)
 {
-    uint64_t *known = o->n_events > 0 ? bsearch(&event, o->event, o->n_events, sizeof event, by_value) : NULL;
+    uint64_t *known = o->n_events > 0 ? bsearch(&event, o->event, o->n_events, sizeof event, sorted_by_uint64) : NULL;
     for (int t = 0; known != NULL && t < STREAMS; t++) {
         uint32_t before = o->recorded[known - o->event][t];
         if (before > o->after[s][t]) o->after[s][t] = before;
