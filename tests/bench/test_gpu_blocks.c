@@ -13,26 +13,13 @@
 #include <unistd.h>
 
 #include "block_cuda.h"
+#include "convert.h"
 
 enum { D = 128, W = 4 * D, T = 200, LAYERS = 2, ELEMS = 8 * D * D + 5 * D };
 
 #define CUDA(call) assert_int_equal(call, cudaSuccess)
 
-/* bf16, round to nearest even: bits and value. */
-static uint16_t bf16_bits(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
-static double bf16_value(float x)
-{
-    const uint32_t bits = (uint32_t)bf16_bits(x) << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return (double)value;
-}
+static double bf16_value(float x) { return (double)fsdp__from_bf16(fsdp__to_bf16(x)); }
 
 static double gelu(double x) { return 0.5 * x * (1.0 + tanh(0.7978845608 * (x + 0.044715 * x * x * x))); }
 
@@ -122,7 +109,7 @@ static void run_blocks(bool fused, outcome *out)
     float *grads[LAYERS][BLOCK_PARAMS];
     for (int l = 0; l < LAYERS; l++) {
         for (int i = 0; i < ELEMS; i++)
-            bits[i] = bf16_bits(block_first_value((uint32_t)l, D, block_first_scales(D), (uint64_t)i));
+            bits[i] = fsdp__to_bf16(block_first_value((uint32_t)l, D, block_first_scales(D), (uint64_t)i));
         CUDA(cudaMalloc((void **)&weights[l], sizeof bits));
         CUDA(cudaMalloc((void **)&gradients[l], sizeof out->g[l]));
         CUDA(cudaMemcpy(weights[l], bits, sizeof bits, cudaMemcpyHostToDevice));

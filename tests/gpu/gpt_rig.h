@@ -17,24 +17,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../../lib/convert.h"
 #include "counter_random.h"
 
 #define CUDA(call) assert_string_equal(cudaGetErrorString(call), cudaGetErrorString(cudaSuccess))
-
-static inline uint16_t rig_to_bf16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
-}
-
-static inline float rig_from_bf16(uint16_t x)
-{
-    const uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 static inline void *rig_memory(size_t bytes)
 {
@@ -50,7 +36,7 @@ static inline float *rig_numbers(size_t n, double scale)
     float *x = rig_memory(n * sizeof *x);
     stream++;
     for (size_t i = 0; i < n; i++)
-        x[i] = rig_from_bf16(rig_to_bf16((float)(scale * (2.0 * random_unit(3, stream, i) - 1.0))));
+        x[i] = fsdp__from_bf16(fsdp__to_bf16((float)(scale * (2.0 * random_unit(3, stream, i) - 1.0))));
     return x;
 }
 
@@ -76,7 +62,7 @@ static inline void *rig_up(const void *x, size_t bytes)
 static inline void *rig_up_bf16(const float *x, size_t n)
 {
     uint16_t *bits = rig_memory(n * sizeof *bits);
-    for (size_t i = 0; i < n; i++) bits[i] = rig_to_bf16(x[i]);
+    for (size_t i = 0; i < n; i++) bits[i] = fsdp__to_bf16(x[i]);
     void *p = rig_up(bits, n * sizeof *bits);
     free(bits);
     return p;
@@ -94,7 +80,7 @@ static inline float *rig_down_bf16(const void *p, size_t n)
     uint16_t *bits = rig_memory(n * sizeof *bits);
     float *x = rig_memory(n * sizeof *x);
     CUDA(cudaMemcpy(bits, p, n * sizeof *bits, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < n; i++) x[i] = rig_from_bf16(bits[i]);
+    for (size_t i = 0; i < n; i++) x[i] = fsdp__from_bf16(bits[i]);
     free(bits);
     return x;
 }

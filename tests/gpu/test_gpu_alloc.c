@@ -4,17 +4,7 @@
 #include <stdlib.h>
 
 #include "../conformance/alloc_suite.h"
-#include "fsdp/cuda.h"
-#include "gpu_kernels.h"
-
-static const void *cuda_config(void *storage, uint64_t jitter_ns, uint64_t jitter_seed)
-{
-    fsdp_cuda_config *config = storage;
-    *config = (fsdp_cuda_config)FSDP_CUDA_CONFIG_INIT;
-    config->jitter_ns = jitter_ns;
-    config->jitter_seed = jitter_seed;
-    return config;
-}
+#include "gpu_suites.h"
 
 static void peek(void *dst, const void *src, uint64_t bytes)
 {
@@ -31,7 +21,7 @@ int main(void)
         snprintf(name, sizeof name, "allocator on cuda, %s", policies[policy]);
         const alloc_suite suite = {.name = name,
                                    .backend = fsdp_cuda_backend(),
-                                   .config = cuda_config,
+                                   .config = gpu_config,
                                    .policy = (fsdp_alloc_policy)policy,
                                    .any_thread = true,
                                    .has_data = true,

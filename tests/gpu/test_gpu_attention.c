@@ -1,39 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* Attention on the GPU against sums in double precision, forward and backward: every T on and off the tiles, every head
  * dimension; the same bits each time, eager and as a graph; and what it refuses. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-#include <math.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "gpt_rig.h"
 
 #include "attention.h"
-#include "counter_random.h"
 
 enum { SEED = 5 };
-
-#define CUDA(call) assert_string_equal(cudaGetErrorString(call), cudaGetErrorString(cudaSuccess))
-
-static uint16_t to_bf16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
-}
-
-static double from_bf16(uint16_t x)
-{
-    const uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return (double)value;
-}
 
 /* ---- One problem: on the host, and on the GPU ---- */
 
@@ -45,28 +17,12 @@ typedef struct problem {
     gpt_attention_args gpu;
 } problem;
 
-static void *host(size_t bytes)
-{
-    void *p = calloc(1, bytes);
-    assert_non_null(p);
-    return p;
-}
-
 /* Mean 0, standard deviation `scale`. */
 static uint16_t *normals(size_t count, double scale, uint64_t stream)
 {
-    uint16_t *x = host(count * sizeof *x);
-    for (size_t i = 0; i < count; i++) x[i] = to_bf16((float)(scale * random_normal(SEED, stream, i)));
+    uint16_t *x = rig_memory(count * sizeof *x);
+    for (size_t i = 0; i < count; i++) x[i] = fsdp__to_bf16((float)(scale * random_normal(SEED, stream, i)));
     return x;
-}
-
-static void *device(const void *from, size_t bytes)
-{
-    void *p = NULL;
-    CUDA(cudaMalloc(&p, bytes));
-    if (from) CUDA(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice));
-    CUDA(cudaDeviceSynchronize());
-    return p;
 }
 
 static void open_problem(problem *p, double scale)
@@ -77,17 +33,17 @@ static void open_problem(problem *p, double scale)
     p->n_lse = p->n_out / (size_t)p->H;
     p->qkv = normals(p->n_qkv, scale, stream++);
     p->dout = normals(p->n_out, 1, stream++);
-    p->out = host(2 * p->n_out);
-    p->dqkv = host(2 * p->n_qkv);
-    p->lse = host(p->n_lse * sizeof *p->lse);
+    p->out = rig_memory(2 * p->n_out);
+    p->dqkv = rig_memory(2 * p->n_qkv);
+    p->lse = rig_memory(p->n_lse * sizeof *p->lse);
     p->gpu = (gpt_attention_args){.sequences = p->B, .positions = p->T, .heads = p->N, .head_dim = p->H};
     assert_int_equal(gpt_attention_lse_bytes(&p->gpu), p->n_lse * sizeof *p->lse);
-    p->gpu.qkv = device(p->qkv, 2 * p->n_qkv);
-    p->gpu.dout = device(p->dout, 2 * p->n_out);
-    p->gpu.out = device(NULL, 2 * p->n_out);
-    p->gpu.dqkv = device(NULL, 2 * p->n_qkv);
-    p->gpu.lse = device(NULL, gpt_attention_lse_bytes(&p->gpu));
-    p->gpu.scratch = device(NULL, gpt_attention_scratch_bytes(&p->gpu));
+    p->gpu.qkv = rig_up(p->qkv, 2 * p->n_qkv);
+    p->gpu.dout = rig_up(p->dout, 2 * p->n_out);
+    p->gpu.out = rig_poisoned(2 * p->n_out);
+    p->gpu.dqkv = rig_poisoned(2 * p->n_qkv);
+    p->gpu.lse = rig_poisoned(gpt_attention_lse_bytes(&p->gpu));
+    p->gpu.scratch = rig_poisoned(gpt_attention_scratch_bytes(&p->gpu));
 }
 
 static void close_problem(problem *p)
@@ -144,16 +100,16 @@ static void open_head(head *h, const problem *p, int b, int n)
     const size_t T = (size_t)p->T, H = (size_t)p->H, C = (size_t)p->N * H;
     h->T = p->T;
     h->H = p->H;
-    h->memory = host((8 * T * H + T) * sizeof(double));
+    h->memory = rig_memory((8 * T * H + T) * sizeof(double));
     double **all[] = {&h->q, &h->k, &h->v, &h->dout, &h->out, &h->dq, &h->dk, &h->dv, &h->lse};
     for (size_t i = 0; i < 9; i++) *all[i] = h->memory + i * T * H;
     for (size_t t = 0; t < T; t++)
         for (size_t i = 0; i < H; i++) {
             const size_t row = (size_t)b * T + t, at = (size_t)n * H + i, to = t * H + i;
-            h->q[to] = from_bf16(p->qkv[row * 3 * C + at]);
-            h->k[to] = from_bf16(p->qkv[row * 3 * C + C + at]);
-            h->v[to] = from_bf16(p->qkv[row * 3 * C + 2 * C + at]);
-            h->dout[to] = from_bf16(p->dout[row * C + at]);
+            h->q[to] = (double)fsdp__from_bf16(p->qkv[row * 3 * C + at]);
+            h->k[to] = (double)fsdp__from_bf16(p->qkv[row * 3 * C + C + at]);
+            h->v[to] = (double)fsdp__from_bf16(p->qkv[row * 3 * C + 2 * C + at]);
+            h->dout[to] = (double)fsdp__from_bf16(p->dout[row * C + at]);
         }
 }
 
@@ -199,7 +155,7 @@ static void attend_row(const head *h, int t, double *weights, double *d_weights)
 
 static void attend(const head *h)
 {
-    double *scratch = host(2 * (size_t)h->T * sizeof *scratch);
+    double *scratch = rig_memory(2 * (size_t)h->T * sizeof *scratch);
     for (int t = 0; t < h->T; t++) attend_row(h, t, scratch, scratch + h->T);
     free(scratch);
 }
@@ -215,7 +171,7 @@ static void compare(error *e, const uint16_t *got, size_t width, const double *w
 {
     for (size_t t = 0; t < (size_t)h->T; t++)
         for (size_t i = 0; i < (size_t)h->H; i++) {
-            const double w = want[t * (size_t)h->H + i], d = from_bf16(got[t * width + i]) - w;
+            const double w = want[t * (size_t)h->H + i], d = (double)fsdp__from_bf16(got[t * width + i]) - w;
             e->difference += d * d;
             e->norm += w * w;
             e->count += 1;
@@ -271,8 +227,8 @@ static void check_problem(problem p, double scale, double out_limit, double grad
     fetch(&p);
     if (!right(&p, out_limit, gradient_limit)) fail_msg("B %d, T %d, N %d, H %d, scale %g", p.B, p.T, p.N, p.H, scale);
     uint16_t *const out = p.out, *const dqkv = p.dqkv;
-    p.out = host(2 * p.n_out);
-    p.dqkv = host(2 * p.n_qkv);
+    p.out = rig_memory(2 * p.n_out);
+    p.dqkv = rig_memory(2 * p.n_qkv);
     poison(&p);
     both_ways(&p, NULL);
     fetch(&p);
@@ -327,8 +283,8 @@ static void a_captured_graph_gives_the_same_bits(void **state)
     both_ways(&p, NULL);
     fetch(&p);
     uint16_t *const out = p.out, *const dqkv = p.dqkv;
-    p.out = host(2 * p.n_out);
-    p.dqkv = host(2 * p.n_qkv);
+    p.out = rig_memory(2 * p.n_out);
+    p.dqkv = rig_memory(2 * p.n_qkv);
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t replay;
@@ -383,11 +339,7 @@ static void refuses_what_it_cannot_do(void **state)
 /* test_gpu_attention [FILTER]: all tests, or those whose name fits, as in "a_captured*". */
 int main(int argc, char **argv)
 {
-    int n_devices = 0;
-    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
-        printf("test_gpu_attention: no GPU\n");
-        return 77;
-    }
+    if (!rig_has_gpu()) return 77;
     const cudaError_t result = gpt_attention_init();
     if (result != cudaSuccess) {
         fprintf(stderr, "test_gpu_attention: the kernels do not load: %s\n", cudaGetErrorString(result));

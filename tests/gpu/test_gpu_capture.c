@@ -14,8 +14,8 @@
 
 #include "captured.h"
 #include "fsdp/cuda.h"
+#include "gpu_expect.h"
 #include "gpu_ranks.h"
-#include "processes.h"
 
 enum { NO_GPU = 77, RUN_S = 150 };
 static const uint64_t second_ns = 1000000000;
@@ -28,13 +28,6 @@ typedef struct job {
     bool reduce_comm;
 } job;
 
-#define EXPECT(condition)                                                                                 \
-    do {                                                                                                  \
-        if (condition) break;                                                                             \
-        processes_complain(__FILE__, __LINE__, "%s is not true (%.700s)", #condition, fsdp_last_error()); \
-        return false;                                                                                     \
-    } while (0)
-#define MUST(call) EXPECT((call) == FSDP_OK)
 #define CUDA(call)                                                                           \
     do {                                                                                     \
         cudaError_t error_ = (call);                                                         \

@@ -6,10 +6,9 @@
 #include <time.h>
 
 #include "../conformance/comm_suite.h"
-#include "cuda/cuda_backend.h"
 #include "fsdp/nccl.h"
-#include "gpu_kernels.h"
 #include "gpu_ranks.h"
+#include "gpu_suites.h"
 
 enum { MOST = 4, LATE_S = 8 }; /* the time in which communicators must also be opened */
 
@@ -56,12 +55,6 @@ static void *group_create(uint32_t world, const fsdp_link *link)
 }
 
 static void group_destroy(void *g) { free(g); }
-
-static fsdp_status hold(void *stream, uint32_t *word)
-{
-    cudaError_t error = gpu_hold(((fsdp__cuda_stream *)stream)->native, word);
-    return error == cudaSuccess ? FSDP_OK : fsdp_backend_fail(FSDP_ERR_DEVICE, "hold: %s", cudaGetErrorName(error));
-}
 
 /* ---- Ranks that are late, leave or give up ---- */
 
@@ -433,7 +426,8 @@ static int run_own_suite(const comm_suite *suite)
 int main(int argc, char **argv)
 {
     if (gpu_is_missing_here("test_gpu_comm")) return 77;
-    const comm_suite suite = {fsdp_cuda_backend(), group_create, group_destroy, rank_config, true, true, MOST, hold};
+    const comm_suite suite = {fsdp_cuda_backend(), group_create, group_destroy, rank_config, true, true, MOST,
+                              gpu_hold_stream};
     int failed = run_own_suite(&suite);
     if (argc < 2 || strcmp(argv[1], "own") != 0) failed += run_comm_suite(&suite) + run_side_suite(&suite);
     return failed > 0;

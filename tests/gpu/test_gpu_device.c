@@ -7,29 +7,11 @@
 #include <unistd.h>
 
 #include "../conformance/device_suite.h"
-#include "cuda/cuda_backend.h"
 #include "fsdp/fsdp.h"
-#include "gpu_kernels.h"
+#include "gpu_suites.h"
 #include "hostmem.h"
 
 enum { NO_GPU = 77, DEADLINE_S = 60 };
-
-#define CUDA(call) assert_string_equal(cudaGetErrorName(call), "cudaSuccess")
-
-static const void *alone_config(void *storage, uint64_t jitter_ns, uint64_t jitter_seed)
-{
-    fsdp_cuda_config *config = storage;
-    *config = (fsdp_cuda_config)FSDP_CUDA_CONFIG_INIT;
-    config->jitter_ns = jitter_ns;
-    config->jitter_seed = jitter_seed;
-    return config;
-}
-
-static fsdp_status hold(void *stream, uint32_t *word)
-{
-    cudaError_t error = gpu_hold(((fsdp__cuda_stream *)stream)->native, word);
-    return error == cudaSuccess ? FSDP_OK : fsdp_backend_fail(FSDP_ERR_DEVICE, "hold: %s", cudaGetErrorName(error));
-}
 
 static device_suite suite; /* set by main */
 
@@ -475,8 +457,11 @@ int main(void)
         printf("the test's kernels do not load: %s\n", cudaGetErrorString(error));
         return 1;
     }
-    suite = (device_suite){
-        .backend = fsdp_cuda_backend(), .config = alone_config, .hold = hold, .max_queued = 500, .runs_on = true};
+    suite = (device_suite){.backend = fsdp_cuda_backend(),
+                           .config = gpu_config,
+                           .hold = gpu_hold_stream,
+                           .max_queued = 500,
+                           .runs_on = true};
     const struct CMUnitTest own[] = {
         ON_A_DEVICE(many_threads_may_wait_for_one_event),
         ON_A_DEVICE(queries_leave_the_callers_last_error_alone),

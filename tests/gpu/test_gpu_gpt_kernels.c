@@ -250,7 +250,7 @@ static void *up_strided(const float *x, int R, int V, int stride)
     memset(bits, 0xff, (size_t)R * (size_t)stride * sizeof *bits); /* NaN between the rows */
     for (int r = 0; r < R; r++)
         for (int i = 0; i < V; i++)
-            bits[(size_t)r * (size_t)stride + (size_t)i] = rig_to_bf16(x[(size_t)r * (size_t)V + (size_t)i]);
+            bits[(size_t)r * (size_t)stride + (size_t)i] = fsdp__to_bf16(x[(size_t)r * (size_t)V + (size_t)i]);
     void *p = rig_up(bits, (size_t)R * (size_t)stride * sizeof *bits);
     free(bits);
     return p;
@@ -377,7 +377,7 @@ static void adamw_is_the_formula_to_the_last_bit(void **state)
         v[i] = a.beta2 * v[i] + (1.0f - a.beta2) * (g * g);
         w[i] = w[i] - a.lr * (m[i] / a.bias1 / (sqrtf(v[i] / a.bias2) + a.eps) + a.decay * w[i]);
         assert_true(gpu_m[i] == m[i] && gpu_v[i] == v[i] && gpu_w[i] == w[i]);
-        assert_true(compute[i] == rig_from_bf16(rig_to_bf16(w[i])));
+        assert_true(compute[i] == fsdp__from_bf16(fsdp__to_bf16(w[i])));
     }
     void *const gpus[] = {gw, gm, gv, ggrad, gcompute};
     for (size_t i = 0; i < 5; i++) cudaFree(gpus[i]);

@@ -39,7 +39,7 @@ static void make_params(step_case *t)
             for (uint64_t e = 0; e < param.elems; e++) {
                 const double by = param.sd > 0.0f ? (double)gpt_first_value(&param, SEED, u, i, e)
                                                   : 0.2 * random_normal(SEED, (uint64_t)(100 * u + i), e);
-                value[e] = rig_from_bf16(rig_to_bf16((float)(by + (double)param.mean)));
+                value[e] = fsdp__from_bf16(fsdp__to_bf16((float)(by + (double)param.mean)));
             }
             t->elems[u][i] = param.elems;
             t->host_params[u][i] = value;

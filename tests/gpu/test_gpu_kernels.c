@@ -7,27 +7,12 @@
 
 #include "../conformance/device_suite.h"
 #include "../conformance/elements.h"
-#include "cuda/cuda_backend.h"
-#include "gpu_kernels.h"
+#include "gpu_suites.h"
 #include "host/host.h"
-
-#define CUDA(call) assert_string_equal(cudaGetErrorName(call), "cudaSuccess")
 
 enum { COUNT = 300007, N_SEGMENTS = 700, BYTES = 4 * (COUNT + 64) };
 
-static const void *alone_config(void *storage, uint64_t jitter_ns, uint64_t jitter_seed)
-{
-    fsdp_cuda_config *config = storage;
-    *config = (fsdp_cuda_config)FSDP_CUDA_CONFIG_INIT;
-    config->jitter_ns = jitter_ns;
-    config->jitter_seed = jitter_seed;
-    return config;
-}
-
-static device_suite suite_of_cuda(void)
-{
-    return (device_suite){.backend = fsdp_cuda_backend(), .config = alone_config};
-}
+static device_suite suite_of_cuda(void) { return (device_suite){.backend = fsdp_cuda_backend(), .config = gpu_config}; }
 
 /* An array on both sides, the same at first. */
 typedef struct both {

@@ -14,8 +14,8 @@
 
 #include "fsdp/cuda.h"
 #include "fsdp/fsdp.h"
+#include "gpu_expect.h"
 #include "gpu_ranks.h"
-#include "processes.h"
 
 enum { NO_GPU = 77, WORLD = 2, UNITS = 3, ELEMS = 1000, STEPS = 3, RUN_S = 100, SHARD = 512 };
 static const uint64_t second_ns = 1000000000;
@@ -36,14 +36,6 @@ typedef struct actor {
     fsdp_unit *unit[UNITS];
     fsdp_adamw *opt;
 } actor;
-
-#define EXPECT(condition)                                                                                 \
-    do {                                                                                                  \
-        if (condition) break;                                                                             \
-        processes_complain(__FILE__, __LINE__, "%s is not true (%.700s)", #condition, fsdp_last_error()); \
-        return false;                                                                                     \
-    } while (0)
-#define MUST(call) EXPECT((call) == FSDP_OK)
 
 static int fill_with_one(void *arg, const fsdp_param_range *range, void *dst)
 {
