@@ -37,7 +37,7 @@ fsdp_status faulty_status(faulty_seam seam, uint32_t k) { return k < 3 ? seams[s
 
 void faulty_init(faulty *f, const fsdp_backend *inner, const void *inner_config)
 {
-    *f = (faulty){.inner = inner, .inner_config = inner_config};
+    *f = (faulty){.to = {inner, inner_config}};
     pthread_mutex_init(&f->lock, NULL);
 }
 
@@ -122,171 +122,144 @@ static void host_free(void *arg, void *ptr, size_t bytes, size_t alignment)
 
 fsdp_host_allocator faulty_host(faulty *f) { return (fsdp_host_allocator){host_alloc, host_free, f, NULL}; }
 
-/* ---- What stands for a device, a communicator, a side channel ---- */
-
-typedef struct wrapped {
-    faulty *f;
-    void *inner;
-} wrapped;
-
-static wrapped *wrap(faulty *f, void *inner)
-{
-    wrapped *w = malloc(sizeof *w);
-    if (w == NULL) abort();
-    *w = (wrapped){f, inner};
-    count(f, &f->n_objects, 1);
-    return w;
-}
-
-static void unwrap(wrapped *w)
-{
-    count(w->f, &w->f->n_objects, -1);
-    free(w);
-}
-
-static const fsdp_device_ops *device_of(const wrapped *w) { return w->f->inner->device; }
-
 /* ---- Device ---- */
+
+static faulty *faulty_of(const void *object) { return (faulty *)((const forwarded *)object)->to; }
 
 static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsdp_device_caps *out_caps)
 {
     faulty *f = (faulty *)args->backend_config;
     uint64_t number;
-    void *inner;
     if (fails(f, FAULTY_DEVICE_OPEN, &number)) return refuse(f, f->status, number);
-    fsdp_device_args inner_args = *args;
-    inner_args.backend_config = f->inner_config;
-    fsdp_status status = f->inner->device->open(&inner_args, &inner, out_caps);
-    if (status == FSDP_OK) *out_dev = wrap(f, inner);
+    fsdp_status status = forward_device_ops.open(args, out_dev, out_caps);
+    if (status == FSDP_OK) count(f, &f->n_objects, 1);
     return status;
 }
 
 static void device_close(void *dev)
 {
-    device_of(dev)->close(((wrapped *)dev)->inner);
-    unwrap(dev);
+    faulty *f = faulty_of(dev);
+    forward_device_ops.close(dev);
+    count(f, &f->n_objects, -1);
 }
 
 /* The device is broken, if that is what is wanted: the host backend as by an operation of its own. */
-static fsdp_status refuse_and_break(wrapped *w, uint64_t number)
+static fsdp_status refuse_and_break(void *dev, uint64_t number)
 {
-    fsdp_status status = refuse(w->f, w->f->status, number);
+    const faulty *f = faulty_of(dev);
+    fsdp_status status = refuse(f, f->status, number);
     if (status != FSDP_ERR_DEVICE) return status;
     char sentence[256];
     snprintf(sentence, sizeof sentence, "%s", fsdp_last_error());
-    if (w->f->inner == fsdp_host_backend()) fsdp__host_device_fail(w->inner, status, sentence);
-    else device_of(w)->abort(w->inner);
-    return device_of(w)->check(w->inner);
+    if (f->to.inner == fsdp_host_backend()) fsdp__host_device_fail(((forwarded *)dev)->inner, status, sentence);
+    else forward_device_ops.abort(dev);
+    return forward_device_ops.check(dev);
 }
 
 static fsdp_status mem_alloc(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
 {
-    wrapped *w = dev;
+    faulty *f = faulty_of(dev);
     uint64_t number;
     bool pinned = kind == FSDP_MEMORY_KIND_PINNED;
-    if (fails(w->f, FAULTY_MEM_ALLOC, &number))
-        return refuse(w->f, pinned ? FSDP_ERR_NO_HOST_MEMORY : FSDP_ERR_NO_MEMORY, number);
-    fsdp_status status = device_of(w)->mem_alloc(w->inner, bytes, kind, out_ptr);
-    if (status == FSDP_OK) count(w->f, pinned ? &w->f->pinned_bytes : &w->f->device_bytes, (int64_t)bytes);
+    if (fails(f, FAULTY_MEM_ALLOC, &number))
+        return refuse(f, pinned ? FSDP_ERR_NO_HOST_MEMORY : FSDP_ERR_NO_MEMORY, number);
+    fsdp_status status = forward_device_ops.mem_alloc(dev, bytes, kind, out_ptr);
+    if (status == FSDP_OK) count(f, pinned ? &f->pinned_bytes : &f->device_bytes, (int64_t)bytes);
     return status;
 }
 
 static void mem_free(void *dev, void *ptr, uint64_t bytes, fsdp_memory_kind kind)
 {
-    wrapped *w = dev;
-    count(w->f, kind == FSDP_MEMORY_KIND_PINNED ? &w->f->pinned_bytes : &w->f->device_bytes, -(int64_t)bytes);
-    device_of(w)->mem_free(w->inner, ptr, bytes, kind);
+    faulty *f = faulty_of(dev);
+    count(f, kind == FSDP_MEMORY_KIND_PINNED ? &f->pinned_bytes : &f->device_bytes, -(int64_t)bytes);
+    forward_device_ops.mem_free(dev, ptr, bytes, kind);
 }
 
 static fsdp_status stream_create(void *dev, const char *name, bool high_priority, void **out_stream)
 {
-    wrapped *w = dev;
+    faulty *f = faulty_of(dev);
     uint64_t number;
-    if (fails(w->f, FAULTY_STREAM_CREATE, &number)) return refuse(w->f, w->f->status, number);
-    fsdp_status status = device_of(w)->stream_create(w->inner, name, high_priority, out_stream);
-    if (status == FSDP_OK) count(w->f, &w->f->n_objects, 1);
+    if (fails(f, FAULTY_STREAM_CREATE, &number)) return refuse(f, f->status, number);
+    fsdp_status status = forward_device_ops.stream_create(dev, name, high_priority, out_stream);
+    if (status == FSDP_OK) count(f, &f->n_objects, 1);
     return status;
 }
 
 static void stream_destroy(void *dev, void *stream)
 {
-    wrapped *w = dev;
-    device_of(w)->stream_destroy(w->inner, stream);
-    count(w->f, &w->f->n_objects, -1);
+    faulty *f = faulty_of(dev);
+    forward_device_ops.stream_destroy(dev, stream);
+    count(f, &f->n_objects, -1);
 }
 
 /* Without an end to the time it cannot be late; and whoever hears of a broken device may take it that nothing runs. */
 static fsdp_status stream_drain(void *dev, void *stream, uint64_t timeout_ns)
 {
-    wrapped *w = dev;
+    faulty *f = faulty_of(dev);
     uint64_t number;
-    bool late = w->f->status == FSDP_ERR_TIMEOUT;
-    if (late && timeout_ns == UINT64_MAX) return device_of(w)->stream_drain(w->inner, stream, timeout_ns);
-    if (!fails(w->f, FAULTY_DRAIN, &number)) return device_of(w)->stream_drain(w->inner, stream, timeout_ns);
-    fsdp_status status = refuse_and_break(w, number);
-    return late ? status : device_of(w)->stream_drain(w->inner, stream, timeout_ns);
+    bool late = f->status == FSDP_ERR_TIMEOUT;
+    if (late && timeout_ns == UINT64_MAX) return forward_device_ops.stream_drain(dev, stream, timeout_ns);
+    if (!fails(f, FAULTY_DRAIN, &number)) return forward_device_ops.stream_drain(dev, stream, timeout_ns);
+    fsdp_status status = refuse_and_break(dev, number);
+    return late ? status : forward_device_ops.stream_drain(dev, stream, timeout_ns);
 }
 
 static fsdp_status event_create(void *dev, void **out_event)
 {
-    wrapped *w = dev;
+    faulty *f = faulty_of(dev);
     uint64_t number;
-    if (fails(w->f, FAULTY_EVENT_CREATE, &number)) return refuse_and_break(w, number);
-    fsdp_status status = device_of(w)->event_create(w->inner, out_event);
-    if (status == FSDP_OK) count(w->f, &w->f->n_objects, 1);
+    if (fails(f, FAULTY_EVENT_CREATE, &number)) return refuse_and_break(dev, number);
+    fsdp_status status = forward_device_ops.event_create(dev, out_event);
+    if (status == FSDP_OK) count(f, &f->n_objects, 1);
     return status;
 }
 
 static void event_destroy(void *dev, void *event)
 {
-    wrapped *w = dev;
-    device_of(w)->event_destroy(w->inner, event);
-    count(w->f, &w->f->n_objects, -1);
+    faulty *f = faulty_of(dev);
+    forward_device_ops.event_destroy(dev, event);
+    count(f, &f->n_objects, -1);
 }
 
 static fsdp_status event_record(void *dev, void *event, void *stream, fsdp_span *span)
 {
-    wrapped *w = dev;
+    faulty *f = faulty_of(dev);
     uint64_t number;
-    if (fails(w->f, FAULTY_RECORD, &number)) return refuse_and_break(w, number);
-    return device_of(w)->event_record(w->inner, event, stream, span);
+    if (fails(f, FAULTY_RECORD, &number)) return refuse_and_break(dev, number);
+    return forward_device_ops.event_record(dev, event, stream, span);
 }
 
 static fsdp_status stream_wait(void *dev, void *stream, void *event, fsdp_span *span)
 {
-    wrapped *w = dev;
+    faulty *f = faulty_of(dev);
     uint64_t number;
-    if (fails(w->f, FAULTY_WAIT, &number)) return refuse_and_break(w, number);
-    return device_of(w)->stream_wait(w->inner, stream, event, span);
+    if (fails(f, FAULTY_WAIT, &number)) return refuse_and_break(dev, number);
+    return forward_device_ops.stream_wait(dev, stream, event, span);
 }
 
 static fsdp_status event_query(void *dev, void *event, bool *out_done)
 {
-    wrapped *w = dev;
+    faulty *f = faulty_of(dev);
     uint64_t number;
-    if (fails(w->f, FAULTY_QUERY, &number)) return refuse_and_break(w, number);
-    return device_of(w)->event_query(w->inner, event, out_done);
+    if (fails(f, FAULTY_QUERY, &number)) return refuse_and_break(dev, number);
+    return forward_device_ops.event_query(dev, event, out_done);
 }
 
 static fsdp_status event_wait(void *dev, void *event, uint64_t timeout_ns)
 {
-    wrapped *w = dev;
+    faulty *f = faulty_of(dev);
     uint64_t number;
-    if (fails(w->f, FAULTY_EVENT_WAIT, &number)) return refuse_and_break(w, number);
-    return device_of(w)->event_wait(w->inner, event, timeout_ns);
+    if (fails(f, FAULTY_EVENT_WAIT, &number)) return refuse_and_break(dev, number);
+    return forward_device_ops.event_wait(dev, event, timeout_ns);
 }
 
 static fsdp_status launch(void *dev, void *stream, const fsdp_device_op *op, fsdp_span *span)
 {
-    wrapped *w = dev;
+    faulty *f = faulty_of(dev);
     uint64_t number;
-    if (fails(w->f, FAULTY_LAUNCH, &number)) return refuse_and_break(w, number);
-    return device_of(w)->launch(w->inner, stream, op, span);
+    if (fails(f, FAULTY_LAUNCH, &number)) return refuse_and_break(dev, number);
+    return forward_device_ops.launch(dev, stream, op, span);
 }
-
-static fsdp_status device_check(void *dev) { return device_of(dev)->check(((wrapped *)dev)->inner); }
-static void device_abort(void *dev) { device_of(dev)->abort(((wrapped *)dev)->inner); }
-static uint64_t device_now_ns(void *dev) { return device_of(dev)->now_ns(((wrapped *)dev)->inner); }
 
 /* ---- Communicator ---- */
 
@@ -294,54 +267,51 @@ static fsdp_status comm_open(const fsdp_comm_args *args, void **out_comm)
 {
     faulty *f = (faulty *)args->backend_config;
     uint64_t number;
-    void *inner;
     if (fails(f, FAULTY_COMM_OPEN, &number)) return refuse(f, f->status, number);
-    fsdp_comm_args inner_args = *args;
-    inner_args.backend_config = f->inner_config;
-    inner_args.dev = ((wrapped *)args->dev)->inner;
-    inner_args.side_ops = f->inner->side;
-    inner_args.side = args->side != NULL ? ((wrapped *)args->side)->inner : NULL;
-    fsdp_status status = f->inner->comm->open(&inner_args, &inner);
-    if (status == FSDP_OK) *out_comm = wrap(f, inner);
+    fsdp_status status = forward_comm_ops.open(args, out_comm);
+    if (status == FSDP_OK) count(f, &f->n_objects, 1);
     return status;
 }
 
 static void comm_close(void *comm)
 {
-    wrapped *w = comm;
-    w->f->inner->comm->close(w->inner);
-    unwrap(w);
+    faulty *f = faulty_of(comm);
+    forward_comm_ops.close(comm);
+    count(f, &f->n_objects, -1);
 }
 
 static fsdp_status enqueue(void *comm, void *stream, const fsdp_collective *list, uint32_t n)
 {
-    wrapped *w = comm;
+    faulty *f = faulty_of(comm);
     uint64_t number;
-    if (!fails(w->f, FAULTY_ENQUEUE, &number)) return w->f->inner->comm->enqueue(w->inner, stream, list, n);
-    if (w->f->status != FSDP_ERR_RANK_LOST) return refuse(w->f, w->f->status, number);
-    w->f->inner->comm->abort(w->inner);
-    return w->f->inner->comm->check(w->inner);
+    if (!fails(f, FAULTY_ENQUEUE, &number)) return forward_comm_ops.enqueue(comm, stream, list, n);
+    if (f->status != FSDP_ERR_RANK_LOST) return refuse(f, f->status, number);
+    forward_comm_ops.abort(comm);
+    return forward_comm_ops.check(comm);
 }
 
-static fsdp_status comm_check(void *comm) { return ((wrapped *)comm)->f->inner->comm->check(((wrapped *)comm)->inner); }
-static void comm_abort(void *comm) { ((wrapped *)comm)->f->inner->comm->abort(((wrapped *)comm)->inner); }
-
+/* The handle is never NULL: what is taken is given back, also where a backend has nothing to take. */
 static fsdp_status comm_attach(void *comm, void *base, uint64_t bytes, void **out_handle)
 {
-    wrapped *w = comm;
+    faulty *f = faulty_of(comm);
     uint64_t number;
-    if (fails(w->f, FAULTY_ATTACH, &number)) return refuse(w->f, w->f->status, number);
+    if (fails(f, FAULTY_ATTACH, &number)) return refuse(f, f->status, number);
     void *inner;
-    FSDP_TRY(w->f->inner->comm->attach(w->inner, base, bytes, &inner));
-    *out_handle = wrap(w->f, inner); /* what is taken is given back, also where a backend has nothing to take */
+    FSDP_TRY(forward_comm_ops.attach(comm, base, bytes, &inner));
+    void **handle = malloc(sizeof *handle);
+    if (handle == NULL) abort();
+    *handle = inner;
+    *out_handle = handle;
+    count(f, &f->n_objects, 1);
     return FSDP_OK;
 }
 
 static void comm_detach(void *comm, void *handle)
 {
-    wrapped *w = comm;
-    w->f->inner->comm->detach(w->inner, ((wrapped *)handle)->inner);
-    unwrap(handle);
+    faulty *f = faulty_of(comm);
+    forward_comm_ops.detach(comm, *(void **)handle);
+    free(handle);
+    count(f, &f->n_objects, -1);
 }
 
 /* ---- Side channel ---- */
@@ -350,103 +320,87 @@ static fsdp_status side_open(const fsdp_side_args *args, void **out_side, uint32
 {
     faulty *f = (faulty *)args->backend_config;
     uint64_t number;
-    void *inner;
     if (fails(f, FAULTY_SIDE_OPEN, &number)) return refuse(f, f->status, number);
-    fsdp_side_args inner_args = *args;
-    inner_args.backend_config = f->inner_config;
-    fsdp_status status = f->inner->side->open(&inner_args, &inner, out_rank, out_world);
-    if (status == FSDP_OK) *out_side = wrap(f, inner), f->rank = *out_rank;
-    return status;
+    fsdp_status status = forward_side_ops.open(args, out_side, out_rank, out_world);
+    if (status != FSDP_OK) return status;
+    f->rank = *out_rank;
+    count(f, &f->n_objects, 1);
+    return FSDP_OK;
 }
 
 static void side_close(void *side)
 {
-    wrapped *w = side;
-    w->f->inner->side->close(w->inner);
-    unwrap(w);
+    faulty *f = faulty_of(side);
+    forward_side_ops.close(side);
+    count(f, &f->n_objects, -1);
 }
 
-static fsdp_status refuse_for_all(wrapped *w, uint64_t number)
+static fsdp_status refuse_for_all(void *side, uint64_t number)
 {
+    const faulty *f = faulty_of(side);
     char sentence[256];
-    (void)refuse(w->f, w->f->status, number);
-    snprintf(sentence, sizeof sentence, "rank %u: %.200s", w->f->rank, fsdp_last_error());
-    w->f->inner->side->fail(w->inner, w->f->status, sentence);
-    return w->f->inner->side->check(w->inner);
+    (void)refuse(f, f->status, number);
+    snprintf(sentence, sizeof sentence, "rank %u: %.200s", f->rank, fsdp_last_error());
+    forward_side_ops.fail(side, f->status, sentence);
+    return forward_side_ops.check(side);
 }
 
 static fsdp_status side_all_gather(void *side, const void *mine, void *all, size_t bytes, uint64_t timeout_ns)
 {
-    wrapped *w = side;
     uint64_t number;
-    if (fails(w->f, FAULTY_ALL_GATHER, &number)) return refuse_for_all(w, number);
-    return w->f->inner->side->all_gather(w->inner, mine, all, bytes, timeout_ns);
+    if (fails(faulty_of(side), FAULTY_ALL_GATHER, &number)) return refuse_for_all(side, number);
+    return forward_side_ops.all_gather(side, mine, all, bytes, timeout_ns);
 }
 
 static fsdp_status side_broadcast(void *side, void *data, size_t bytes, uint32_t root, uint64_t timeout_ns)
 {
-    wrapped *w = side;
     uint64_t number;
-    if (fails(w->f, FAULTY_BROADCAST, &number)) return refuse_for_all(w, number);
-    return w->f->inner->side->broadcast(w->inner, data, bytes, root, timeout_ns);
+    if (fails(faulty_of(side), FAULTY_BROADCAST, &number)) return refuse_for_all(side, number);
+    return forward_side_ops.broadcast(side, data, bytes, root, timeout_ns);
 }
-
-static void side_fail(void *side, fsdp_status status, const char *sentence)
-{
-    wrapped *w = side;
-    w->f->inner->side->fail(w->inner, status, sentence);
-}
-
-static fsdp_status side_check(void *side) { return ((wrapped *)side)->f->inner->side->check(((wrapped *)side)->inner); }
 
 /* ---- The tables ---- */
 
-static const fsdp_device_ops device_ops = {
-    .size = sizeof(fsdp_device_ops),
-    .name = "faulty",
-    .open = device_open,
-    .close = device_close,
-    .mem_alloc = mem_alloc,
-    .mem_free = mem_free,
-    .stream_create = stream_create,
-    .stream_destroy = stream_destroy,
-    .stream_drain = stream_drain,
-    .event_create = event_create,
-    .event_destroy = event_destroy,
-    .event_record = event_record,
-    .stream_wait = stream_wait,
-    .event_query = event_query,
-    .event_wait = event_wait,
-    .launch = launch,
-    .check = device_check,
-    .abort = device_abort,
-    .now_ns = device_now_ns,
-};
+static fsdp_device_ops device_ops;
+static fsdp_comm_ops comm_ops;
+static fsdp_side_ops side_ops;
 
-static const fsdp_comm_ops comm_ops = {
-    .size = sizeof(fsdp_comm_ops),
-    .name = "faulty",
-    .open = comm_open,
-    .close = comm_close,
-    .enqueue = enqueue,
-    .check = comm_check,
-    .abort = comm_abort,
-    .attach = comm_attach,
-    .detach = comm_detach,
-};
-
-static const fsdp_side_ops side_ops = {
-    .size = sizeof(fsdp_side_ops),
-    .open = side_open,
-    .close = side_close,
-    .all_gather = side_all_gather,
-    .broadcast = side_broadcast,
-    .fail = side_fail,
-    .check = side_check,
-};
+static void make_tables(void)
+{
+    device_ops = forward_device_ops;
+    device_ops.name = "faulty";
+    device_ops.open = device_open;
+    device_ops.close = device_close;
+    device_ops.mem_alloc = mem_alloc;
+    device_ops.mem_free = mem_free;
+    device_ops.stream_create = stream_create;
+    device_ops.stream_destroy = stream_destroy;
+    device_ops.stream_drain = stream_drain;
+    device_ops.event_create = event_create;
+    device_ops.event_destroy = event_destroy;
+    device_ops.event_record = event_record;
+    device_ops.stream_wait = stream_wait;
+    device_ops.event_query = event_query;
+    device_ops.event_wait = event_wait;
+    device_ops.launch = launch;
+    comm_ops = forward_comm_ops;
+    comm_ops.name = "faulty";
+    comm_ops.open = comm_open;
+    comm_ops.close = comm_close;
+    comm_ops.enqueue = enqueue;
+    comm_ops.attach = comm_attach;
+    comm_ops.detach = comm_detach;
+    side_ops = forward_side_ops;
+    side_ops.open = side_open;
+    side_ops.close = side_close;
+    side_ops.all_gather = side_all_gather;
+    side_ops.broadcast = side_broadcast;
+}
 
 const fsdp_backend *faulty_backend(void)
 {
     static const fsdp_backend backend = {sizeof backend, "faulty", &device_ops, &comm_ops, &side_ops};
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_tables);
     return &backend;
 }

@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "forward.h"
 #include "fsdp/backend.h"
 #include "fsdp/context.h"
 
@@ -41,8 +42,7 @@ typedef enum faulty_seam {
 } faulty_seam;
 
 typedef struct faulty {
-    const fsdp_backend *inner;
-    const void *inner_config;
+    forward_to to;
     pthread_mutex_t lock; /* over the rest */
     faulty_seam seam;
     fsdp_status status;

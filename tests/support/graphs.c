@@ -4,6 +4,7 @@
 #include "graphs.h"
 
 #include <assert.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +54,7 @@ struct graphs_graph {
 
 void graphs_init(graphs *g, const fsdp_backend *inner, const void *inner_config)
 {
-    *g = (graphs){.inner = inner, .inner_config = inner_config};
+    *g = (graphs){.to = {inner, inner_config}};
 }
 
 const char *graphs_complaint(const graphs *g) { return g->complaint[0] != 0 ? g->complaint : NULL; }
@@ -64,7 +65,8 @@ static fsdp_status complain(graphs *g, const char *what)
     return fsdp_backend_fail(FSDP_ERR_DEVICE, "graphs: %s", g->complaint);
 }
 
-static const fsdp_device_ops *device_of(const graphs *g) { return g->inner->device; }
+static const fsdp_device_ops *device_of(const graphs *g) { return g->to.inner->device; }
+static graphs *graphs_of(const void *object) { return (graphs *)((const forwarded *)object)->to; }
 static bool is_in(const stream *s) { return s->g->on != NULL && s->capture == s->g->on->number; }
 
 static node *add_node(graphs_graph *graph, node_kind kind, uint32_t branch)
@@ -160,7 +162,7 @@ fsdp_status graphs_launch(graphs_graph *graph, const fsdp_stream *s)
         void *on = n->branch == 0 ? ((stream *)s->native)->inner : graph->branch[n->branch];
         switch (n->kind) {
         case NODE_OPERATION: status = ops->launch(g->dev, on, &n->op, NULL); break;
-        case NODE_GROUP: status = g->inner->comm->enqueue(n->comm, on, n->list, n->n); break;
+        case NODE_GROUP: status = g->to.inner->comm->enqueue(n->comm, on, n->list, n->n); break;
         case NODE_RECORD: status = ops->event_record(g->dev, n->event, on, NULL); break;
         case NODE_WAIT: status = ops->stream_wait(g->dev, on, graph->node[n->record].event, NULL); break;
         }
@@ -172,34 +174,30 @@ fsdp_status graphs_launch(graphs_graph *graph, const fsdp_stream *s)
 
 static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsdp_device_caps *out_caps)
 {
-    graphs *g = (graphs *)args->backend_config;
-    fsdp_device_args inner_args = *args;
-    inner_args.backend_config = g->inner_config;
-    fsdp_status status = device_of(g)->open(&inner_args, &g->dev, out_caps);
+    fsdp_status status = forward_device_ops.open(args, out_dev, out_caps);
+    if (status != FSDP_OK) return status;
+    graphs_of(*out_dev)->dev = ((forwarded *)*out_dev)->inner;
     out_caps->can_capture = true;
-    if (status == FSDP_OK) *out_dev = g;
-    return status;
+    return FSDP_OK;
 }
-
-static void device_close(void *dev) { device_of(dev)->close(((graphs *)dev)->dev); }
 
 static fsdp_status mem_alloc(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     if (g->on != NULL) return complain(g, "memory is taken from the device inside a capture");
     return device_of(g)->mem_alloc(g->dev, bytes, kind, out_ptr);
 }
 
 static void mem_free(void *dev, void *ptr, uint64_t bytes, fsdp_memory_kind kind)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     if (g->on != NULL) (void)complain(g, "memory is given back to the device inside a capture");
     device_of(g)->mem_free(g->dev, ptr, bytes, kind);
 }
 
 static fsdp_status stream_create(void *dev, const char *name, bool high_priority, void **out_stream)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     if (g->on != NULL) return complain(g, "a stream is made inside a capture");
     stream *s = calloc(1, sizeof *s);
     if (s == NULL) abort();
@@ -212,7 +210,7 @@ static fsdp_status stream_create(void *dev, const char *name, bool high_priority
 
 static void stream_destroy(void *dev, void *stream_)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     stream *s = stream_;
     if (g->on != NULL) (void)complain(g, "a stream is destroyed inside a capture");
     device_of(g)->stream_destroy(g->dev, s->inner);
@@ -221,7 +219,7 @@ static void stream_destroy(void *dev, void *stream_)
 
 static fsdp_status stream_drain(void *dev, void *stream_, uint64_t timeout_ns)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     fsdp_status forbidden = g->on != NULL ? complain(g, "the host waits for a stream inside a capture") : FSDP_OK;
     /* What ran before runs on, and its memory may go now. */
     fsdp_status status = device_of(g)->stream_drain(g->dev, ((stream *)stream_)->inner, timeout_ns);
@@ -230,7 +228,7 @@ static fsdp_status stream_drain(void *dev, void *stream_, uint64_t timeout_ns)
 
 static fsdp_status event_create(void *dev, void **out_event)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     event *e = calloc(1, sizeof *e);
     if (e == NULL) abort();
     fsdp_status status = device_of(g)->event_create(g->dev, &e->inner);
@@ -241,7 +239,7 @@ static fsdp_status event_create(void *dev, void **out_event)
 
 static void event_destroy(void *dev, void *event_)
 {
-    const graphs *g = dev;
+    const graphs *g = graphs_of(dev);
     event *e = event_;
     device_of(g)->event_destroy(g->dev, e->inner);
     free(e);
@@ -249,7 +247,7 @@ static void event_destroy(void *dev, void *event_)
 
 static fsdp_status event_record(void *dev, void *event_, void *stream_, fsdp_span *span)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     stream *s = stream_;
     event *e = event_;
     if (!is_in(s)) {
@@ -266,7 +264,7 @@ static fsdp_status event_record(void *dev, void *event_, void *stream_, fsdp_spa
 
 static fsdp_status stream_wait(void *dev, void *stream_, void *event_, fsdp_span *span)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     stream *s = stream_;
     const event *e = event_;
     bool captured = e->recorded && e->capture != 0;
@@ -294,21 +292,21 @@ static fsdp_status check_question(graphs *g, const event *e)
 
 static fsdp_status event_query(void *dev, void *event_, bool *out_done)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     fsdp_status status = check_question(g, event_);
     return status == FSDP_OK ? device_of(g)->event_query(g->dev, ((event *)event_)->inner, out_done) : status;
 }
 
 static fsdp_status event_wait(void *dev, void *event_, uint64_t timeout_ns)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     fsdp_status status = check_question(g, event_);
     return status == FSDP_OK ? device_of(g)->event_wait(g->dev, ((event *)event_)->inner, timeout_ns) : status;
 }
 
 static fsdp_status launch(void *dev, void *stream_, const fsdp_device_op *op, fsdp_span *span)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     const stream *s = stream_;
     if (!is_in(s)) return device_of(g)->launch(g->dev, s->inner, op, span);
     add_node(g->on, NODE_OPERATION, s->branch)->op = *op;
@@ -318,158 +316,58 @@ static fsdp_status launch(void *dev, void *stream_, const fsdp_device_op *op, fs
 
 static fsdp_status device_check(void *dev)
 {
-    graphs *g = dev;
+    graphs *g = graphs_of(dev);
     if (g->complaint[0] != 0) return complain(g, g->complaint);
     return device_of(g)->check(g->dev);
 }
 
-static void device_abort(void *dev) { device_of(dev)->abort(((graphs *)dev)->dev); }
-static uint64_t device_now_ns(void *dev) { return device_of(dev)->now_ns(((graphs *)dev)->dev); }
-
-/* ---- Communicator and side channel ---- */
-
-typedef struct wrapped {
-    graphs *g;
-    void *inner;
-} wrapped;
-
-static void *wrap(graphs *g, void *inner)
-{
-    wrapped *w = malloc(sizeof *w);
-    if (w == NULL) abort();
-    *w = (wrapped){g, inner};
-    return w;
-}
-
-static fsdp_status comm_open(const fsdp_comm_args *args, void **out_comm)
-{
-    graphs *g = (graphs *)args->backend_config;
-    void *inner;
-    fsdp_comm_args inner_args = *args;
-    inner_args.backend_config = g->inner_config;
-    inner_args.dev = g->dev;
-    inner_args.side_ops = g->inner->side;
-    inner_args.side = args->side != NULL ? ((wrapped *)args->side)->inner : NULL;
-    fsdp_status status = g->inner->comm->open(&inner_args, &inner);
-    if (status == FSDP_OK) *out_comm = wrap(g, inner);
-    return status;
-}
-
-static void comm_close(void *comm)
-{
-    ((wrapped *)comm)->g->inner->comm->close(((wrapped *)comm)->inner);
-    free(comm);
-}
+/* ---- Communicator ---- */
 
 static fsdp_status enqueue(void *comm, void *stream_, const fsdp_collective *list, uint32_t n)
 {
-    const wrapped *w = comm;
     const stream *s = stream_;
-    if (!is_in(s)) return w->g->inner->comm->enqueue(w->inner, s->inner, list, n);
+    if (!is_in(s)) return forward_comm_ops.enqueue(comm, s->inner, list, n);
     assert(n <= MAX_PARTS);
-    node *group = add_node(w->g->on, NODE_GROUP, s->branch);
-    group->comm = w->inner;
+    node *group = add_node(s->g->on, NODE_GROUP, s->branch);
+    group->comm = ((forwarded *)comm)->inner;
     group->n = n;
     memcpy(group->list, list, n * sizeof *list);
-    w->g->on->length[s->branch]++;
+    s->g->on->length[s->branch]++;
     return FSDP_OK;
 }
 
-static fsdp_status comm_check(void *comm) { return ((wrapped *)comm)->g->inner->comm->check(((wrapped *)comm)->inner); }
-static void comm_abort(void *comm) { ((wrapped *)comm)->g->inner->comm->abort(((wrapped *)comm)->inner); }
-
-static fsdp_status comm_attach(void *comm, void *base, uint64_t bytes, void **out_handle)
-{
-    return ((wrapped *)comm)->g->inner->comm->attach(((wrapped *)comm)->inner, base, bytes, out_handle);
-}
-
-static void comm_detach(void *comm, void *handle)
-{
-    ((wrapped *)comm)->g->inner->comm->detach(((wrapped *)comm)->inner, handle);
-}
-
-static fsdp_status side_open(const fsdp_side_args *args, void **out_side, uint32_t *out_rank, uint32_t *out_world)
-{
-    graphs *g = (graphs *)args->backend_config;
-    void *inner;
-    fsdp_side_args inner_args = *args;
-    inner_args.backend_config = g->inner_config;
-    fsdp_status status = g->inner->side->open(&inner_args, &inner, out_rank, out_world);
-    if (status == FSDP_OK) *out_side = wrap(g, inner);
-    return status;
-}
-
-static void side_close(void *side)
-{
-    ((wrapped *)side)->g->inner->side->close(((wrapped *)side)->inner);
-    free(side);
-}
-
-static fsdp_status side_all_gather(void *side, const void *mine, void *all, size_t bytes, uint64_t timeout_ns)
-{
-    return ((wrapped *)side)->g->inner->side->all_gather(((wrapped *)side)->inner, mine, all, bytes, timeout_ns);
-}
-
-static fsdp_status side_broadcast(void *side, void *data, size_t bytes, uint32_t root, uint64_t timeout_ns)
-{
-    return ((wrapped *)side)->g->inner->side->broadcast(((wrapped *)side)->inner, data, bytes, root, timeout_ns);
-}
-
-static void side_fail(void *side, fsdp_status status, const char *sentence)
-{
-    ((wrapped *)side)->g->inner->side->fail(((wrapped *)side)->inner, status, sentence);
-}
-
-static fsdp_status side_check(void *side) { return ((wrapped *)side)->g->inner->side->check(((wrapped *)side)->inner); }
-
 /* ---- The tables ---- */
 
-static const fsdp_device_ops device_ops = {
-    .size = sizeof(fsdp_device_ops),
-    .name = "graphs",
-    .open = device_open,
-    .close = device_close,
-    .mem_alloc = mem_alloc,
-    .mem_free = mem_free,
-    .stream_create = stream_create,
-    .stream_destroy = stream_destroy,
-    .stream_drain = stream_drain,
-    .event_create = event_create,
-    .event_destroy = event_destroy,
-    .event_record = event_record,
-    .stream_wait = stream_wait,
-    .event_query = event_query,
-    .event_wait = event_wait,
-    .launch = launch,
-    .check = device_check,
-    .abort = device_abort,
-    .now_ns = device_now_ns,
-};
+static fsdp_device_ops device_ops;
+static fsdp_comm_ops comm_ops;
 
-static const fsdp_comm_ops comm_ops = {
-    .size = sizeof(fsdp_comm_ops),
-    .name = "graphs",
-    .open = comm_open,
-    .close = comm_close,
-    .enqueue = enqueue,
-    .check = comm_check,
-    .abort = comm_abort,
-    .attach = comm_attach,
-    .detach = comm_detach,
-};
-
-static const fsdp_side_ops side_ops = {
-    .size = sizeof(fsdp_side_ops),
-    .open = side_open,
-    .close = side_close,
-    .all_gather = side_all_gather,
-    .broadcast = side_broadcast,
-    .fail = side_fail,
-    .check = side_check,
-};
+static void make_tables(void)
+{
+    device_ops = forward_device_ops;
+    device_ops.name = "graphs";
+    device_ops.open = device_open;
+    device_ops.mem_alloc = mem_alloc;
+    device_ops.mem_free = mem_free;
+    device_ops.stream_create = stream_create;
+    device_ops.stream_destroy = stream_destroy;
+    device_ops.stream_drain = stream_drain;
+    device_ops.event_create = event_create;
+    device_ops.event_destroy = event_destroy;
+    device_ops.event_record = event_record;
+    device_ops.stream_wait = stream_wait;
+    device_ops.event_query = event_query;
+    device_ops.event_wait = event_wait;
+    device_ops.launch = launch;
+    device_ops.check = device_check;
+    comm_ops = forward_comm_ops;
+    comm_ops.name = "graphs";
+    comm_ops.enqueue = enqueue;
+}
 
 const fsdp_backend *graphs_backend(void)
 {
-    static const fsdp_backend backend = {sizeof backend, "graphs", &device_ops, &comm_ops, &side_ops};
+    static const fsdp_backend backend = {sizeof backend, "graphs", &device_ops, &comm_ops, &forward_side_ops};
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_tables);
     return &backend;
 }

@@ -8,14 +8,12 @@
 #ifndef GRAPHS_H
 #define GRAPHS_H
 
-#include "fsdp/backend.h"
+#include "forward.h"
 
 typedef struct graphs_graph graphs_graph;
-typedef struct graphs_branch graphs_branch;
 
 typedef struct graphs {
-    const fsdp_backend *inner;
-    const void *inner_config;
+    forward_to to;
     void *dev;           /* of the inner backend, while the context is open */
     graphs_graph *on;    /* that is being captured */
     uint64_t n_captures; /* so far */
