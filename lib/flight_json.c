@@ -2,23 +2,20 @@
 /* The flight recorder as a file. It is written in pieces as it is read, so that a long record takes no memory, and under
  * another name until it is whole. The context's lock is wanted only to ask how far the streams are; whoever holds it may be
  * blocked by a rank that does not come, so nobody waits long for it: then nothing is known to be done. */
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "check.h"
 #include "context.h"
 #include "hostmem.h"
+#include "new_file.h"
 #include "order.h"
 #include "svg.h"
 
-enum { MORE = 16, ATTEMPTS = 100, LOCK_NS = 50000000 };
+enum { LOCK_NS = 50000000 };
 
 /* ---- How far the streams are ---- */
 
@@ -63,19 +60,14 @@ static void ask_streams(fsdp_context *ctx, progress *p)
 /* ---- Text ---- */
 
 typedef struct output {
-    int file, reason; /* reason: the first errno; 0: none */
+    fsdp__new_file file;
     size_t n;
     char data[4096];
 } output;
 
 static void flush(output *o)
 {
-    const char *data = o->data;
-    while (o->reason == 0 && o->n > 0) {
-        ssize_t written = write(o->file, data, o->n);
-        if (written < 0 && errno != EINTR) o->reason = errno;
-        if (written > 0) data += written, o->n -= (size_t)written;
-    }
+    fsdp__new_file_write(&o->file, o->data, o->n);
     o->n = 0;
 }
 
@@ -170,37 +162,18 @@ static void put_context(output *o, fsdp_context *ctx, fsdp_status status, const 
 
 /* ---- The file ---- */
 
-/* A new file beside path, open for writing; -1 and errno. */
-static int open_beside(const char *path, char *temporary, size_t bytes)
-{
-    int file = -1;
-    for (int i = 0; i < ATTEMPTS && file < 0; i++) {
-        snprintf(temporary, bytes, "%s.tmp%d", path, i);
-        file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (file < 0 && errno != EEXIST) break;
-    }
-    return file;
-}
-
 static fsdp_status write_file(fsdp_context *ctx, const char *path, char *temporary, size_t bytes, fsdp_status status,
                               const char *sentence)
 {
-    struct stat there;
-    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode))
-        return fsdp__fail(FSDP_ERR_IO, "cannot write %s: it is there and no regular file", path);
-    output o = {.file = open_beside(path, temporary, bytes)};
-    if (o.file < 0) return fsdp__fail(FSDP_ERR_IO, "cannot open %s: %s", temporary, strerror(errno));
+    output o = {.n = 0};
+    FSDP_TRY(fsdp__new_file_open(&o.file, path, temporary, bytes));
     put_context(&o, ctx, status, sentence);
-    if (close(o.file) != 0 && o.reason == 0) o.reason = errno;
-    if (o.reason == 0 && rename(temporary, path) != 0) o.reason = errno;
-    if (o.reason == 0) return FSDP_OK;
-    unlink(temporary);
-    return fsdp__fail(FSDP_ERR_IO, "cannot write %s: %s", path, strerror(o.reason));
+    return fsdp__new_file_close(&o.file);
 }
 
 fsdp_status fsdp__flight_write(fsdp_context *ctx, const char *path, fsdp_status status, const char *sentence)
 {
-    size_t bytes = strlen(path) + MORE;
+    size_t bytes = strlen(path) + FSDP__NEW_FILE_MORE;
     char *temporary = fsdp__host_alloc(&ctx->host, bytes, 1);
     if (temporary == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "no host memory to write %s", path);
     fsdp_status written = write_file(ctx, path, temporary, bytes, status, sentence);

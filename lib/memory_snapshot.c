@@ -3,18 +3,15 @@
  * written to the file without it. Nothing is changed by it, not even which fragments count as pending. */
 #include "fsdp/memory.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "alloc.h"
 #include "check.h"
 #include "context.h"
 #include "hostmem.h"
+#include "new_file.h"
 #include "svg.h"
 
 enum { FEW = 256 }; /* bytes that one call of put may append */
@@ -355,44 +352,12 @@ static void put_context(text *t, fsdp_context *ctx)
 
 /* ---- The file ---- */
 
-/* A new file beside path, open for writing; -1 and errno. temporary has room for MORE bytes after path. */
-enum { MORE = 16, ATTEMPTS = 100 };
-
-static int open_beside(const char *path, char *temporary, size_t bytes)
-{
-    int file = -1;
-    for (int i = 0; i < ATTEMPTS && file < 0; i++) {
-        snprintf(temporary, bytes, "%s.tmp%d", path, i);
-        file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (file < 0 && errno != EEXIST) break;
-    }
-    return file;
-}
-
-/* 0 or errno. */
-static int write_all(int file, const char *data, size_t n)
-{
-    while (n > 0) {
-        ssize_t written = write(file, data, n);
-        if (written < 0 && errno != EINTR) return errno;
-        if (written > 0) data += written, n -= (size_t)written;
-    }
-    return 0;
-}
-
 static fsdp_status write_file(const text *t, const char *path, char *temporary, size_t bytes)
 {
-    struct stat there;
-    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode))
-        return fsdp__fail(FSDP_ERR_IO, "cannot write %s: it is there and no regular file", path);
-    int file = open_beside(path, temporary, bytes);
-    if (file < 0) return fsdp__fail(FSDP_ERR_IO, "cannot open %s: %s", temporary, strerror(errno));
-    int reason = write_all(file, t->data, t->n);
-    if (close(file) != 0 && reason == 0) reason = errno;
-    if (reason == 0 && rename(temporary, path) != 0) reason = errno;
-    if (reason == 0) return FSDP_OK;
-    unlink(temporary);
-    return fsdp__fail(FSDP_ERR_IO, "cannot write %s: %s", path, strerror(reason));
+    fsdp__new_file file;
+    FSDP_TRY(fsdp__new_file_open(&file, path, temporary, bytes));
+    fsdp__new_file_write(&file, t->data, t->n);
+    return fsdp__new_file_close(&file);
 }
 
 fsdp_status fsdp_memory_write_json(fsdp_context *ctx, const char *path)
@@ -400,7 +365,7 @@ fsdp_status fsdp_memory_write_json(fsdp_context *ctx, const char *path)
     FSDP_NEED(ctx);
     FSDP_NEED(path);
     if (path[0] == '\0') return fsdp__fail(FSDP_ERR_ARG, "%s: path is empty", __func__);
-    size_t bytes = strlen(path) + MORE;
+    size_t bytes = strlen(path) + FSDP__NEW_FILE_MORE;
     char *temporary = fsdp__host_alloc(&ctx->host, bytes, 1);
     text t = {.host = &ctx->host};
     if (temporary != NULL) put_context(&t, ctx);
