@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* Threads for calls of NCCL that may never return, and what they do. */
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "hostmem.h"
 #include "nccl_parts.h"
+#include "thread.h"
 
 enum { LOOK_NS = 20000000, INSIDE_NS = 1000000000, NAP_NS = 1000000, FIRST_IN_GROUPS = 22200 /* NCCL 2.22 */ };
 
@@ -116,20 +116,15 @@ static void *job_main(void *arg)
     return NULL;
 }
 
-/* Signals are the program's: none is delivered on this thread. */
 bool fsdp__nccl_job_start(fsdp__nccl_job *job)
 {
     pthread_t thread;
     pthread_attr_t attributes;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     atomic_fetch_add(&job->refs, 1);
-    job->started = pthread_create(&thread, &attributes, job_main, job) == 0;
+    job->started = fsdp__thread_start(&thread, &attributes, job_main, job) == 0;
     pthread_attr_destroy(&attributes);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!job->started) fsdp__nccl_job_release(job);
     return job->started;
 }

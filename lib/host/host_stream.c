@@ -2,7 +2,6 @@
 /* A stream is one thread that runs its queue in order. Never a pool: a pool with fewer threads than streams would stand
  * still in the first collective. */
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 
@@ -10,6 +9,7 @@
 #include "hash.h"
 #include "host.h"
 #include "hostmem.h"
+#include "thread.h"
 
 enum { FIRST_CAPACITY = 64 };
 
@@ -110,14 +110,9 @@ static void *stream_main(void *arg)
     return NULL;
 }
 
-/* Signals are the program's: none is delivered to a thread of ours. */
 static int start_thread(fsdp__host_stream *s, const char *name)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&s->thread, NULL, stream_main, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = fsdp__thread_start(&s->thread, NULL, stream_main, s);
     if (error != 0) return error;
     char short_name[16] = {0}; /* what Linux keeps of a thread's name */
     strncpy(short_name, name, sizeof short_name - 1);

@@ -4,13 +4,13 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "host_room.h"
 #include "hostmem.h"
+#include "thread.h"
 
 enum { STACK_BYTES = 256 * 1024 };
 
@@ -49,18 +49,13 @@ static void *watch_main(void *arg)
     }
 }
 
-/* Signals are the program's: none is delivered on this thread. */
 static bool start(fsdp__watch *w)
 {
     pthread_attr_t attributes;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    bool started = pthread_create(&w->thread, &attributes, watch_main, w) == 0;
+    bool started = fsdp__thread_start(&w->thread, &attributes, watch_main, w) == 0;
     pthread_attr_destroy(&attributes);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (started) pthread_setname_np(w->thread, "fsdp-watch");
     return started;
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* A rank's own thread: it sleeps until a connection, a deadline or the caller wakes it. */
 #include <errno.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "star_parts.h"
+#include "thread.h"
 
 enum { STACK_BYTES = 256 * 1024 };
 
@@ -87,19 +87,14 @@ fsdp_status fsdp__star_start_thread(fsdp__star *s)
         fsdp__errno_words(errno, words, sizeof words);
         return fsdp__fail(FSDP_ERR_RANK_LOST, "side channel: rank %u gets no event descriptor: %s", s->rank, words);
     }
-    /* Signals are the program's: none is delivered to a thread of ours. */
-    sigset_t all, before;
-    sigfillset(&all);
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&s->lock); /* it begins when `thread` is written */
-    int error = pthread_create(&s->thread, &attributes, thread_main, s);
-    if (error == EINVAL) error = pthread_create(&s->thread, NULL, thread_main, s); /* much thread-local data */
+    int error = fsdp__thread_start(&s->thread, &attributes, thread_main, s);
+    if (error == EINVAL) error = fsdp__thread_start(&s->thread, NULL, thread_main, s); /* much thread-local data */
     s->has_thread = error == 0;
     pthread_mutex_unlock(&s->lock);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     if (error == 0) {
         pthread_setname_np(s->thread, "fsdp side");
