@@ -18,6 +18,7 @@
 
 #include "check.h"
 #include "hostmem.h"
+#include "placement_input.h"
 
 enum {
     WIDTH_MAX = 256,
@@ -61,33 +62,9 @@ typedef struct seen {
     uint32_t step; /* in which it was seen, plus one; any other: empty */
 } seen;
 
-typedef struct avoid {
-    uint32_t step; /* of the class to avoid */
-    uint32_t next; /* index + 1 of the next, 0: none */
-} avoid;
-
-/* What is known of the input before any search. A step is a position in `order`. */
-typedef struct plan {
-    const fsdp_host_allocator *host;
-    const fsdp__life *lives;
-    uint32_t n;
-    uint64_t alignment;
-    uint32_t *order;      /* [n] step → life */
-    uint32_t *first;      /* [n] step → step that chooses its offset; itself: a free choice */
-    uint32_t *last;       /* [n] step that chooses → last step of its class */
-    uint32_t *avoid_head; /* [n] step → index + 1 in avoids, 0: none */
-    avoid *avoids;
-    size_t n_avoids, avoids_capacity;
-    uint32_t most_avoids; /* of one step */
-    uint32_t most_live;
-    uint64_t live_peak;
-    uint64_t class_bytes; /* all classes side by side */
-    uint64_t work_left;   /* gaps that tries wider than 1 may still look at */
-} plan;
-
 /* One try: a range and a width. */
 typedef struct beam {
-    const plan *plan;
+    const fsdp__placement_input *input;
     uint64_t range;
     uint32_t width, stride; /* stride: lives at a time, a state's part of `taken` */
     uint64_t work_left;
@@ -104,129 +81,6 @@ typedef struct beam {
     size_t n_nodes, nodes_capacity;
     uint32_t free_node; /* index + 1, chained by parent; 0: none */
 } beam;
-
-/* ---- The plan ---- */
-
-static bool comes_before(const fsdp__life *lives, uint32_t a, uint32_t b)
-{
-    if (lives[a].begin != lives[b].begin) return lives[a].begin < lives[b].begin;
-    if (lives[a].bytes != lives[b].bytes) return lives[a].bytes > lives[b].bytes;
-    return a < b;
-}
-
-static void sift_order(const fsdp__life *lives, uint32_t *order, uint32_t n, uint32_t at)
-{
-    uint32_t moved = order[at];
-    for (uint32_t child; (child = 2 * at + 1) < n; at = child) {
-        if (child + 1 < n && comes_before(lives, order[child], order[child + 1])) child++;
-        if (!comes_before(lives, moved, order[child])) break;
-        order[at] = order[child];
-    }
-    order[at] = moved;
-}
-
-/* Heapsort: in place, and the order is total. */
-static void sort_order(const fsdp__life *lives, uint32_t *order, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) order[i] = i;
-    for (uint32_t i = n / 2; i-- > 0;) sift_order(lives, order, n, i);
-    for (uint32_t left = n; left-- > 1;) {
-        uint32_t top = order[0];
-        order[0] = order[left];
-        order[left] = top;
-        sift_order(lives, order, left, 0);
-    }
-}
-
-/* Fill first, last and class_bytes. root: scratch of n, life → step that chooses for its class, plus one. */
-static void find_classes(plan *p, uint32_t *root, uint32_t *chooser)
-{
-    for (uint32_t i = 0; i < p->n; i++) {
-        int32_t same = p->lives[i].same_as;
-        assert(same < 0 || ((uint32_t)same < i && p->lives[same].bytes == p->lives[i].bytes));
-        root[i] = same < 0 ? i : root[same];
-    }
-    for (uint32_t step = 0; step < p->n; step++) {
-        uint32_t class = root[p->order[step]];
-        if (chooser[class] == 0) {
-            chooser[class] = step + 1;
-            p->class_bytes += p->lives[p->order[step]].bytes;
-        }
-        p->first[step] = chooser[class] - 1;
-        p->last[p->first[step]] = step;
-    }
-}
-
-/* Steps a and b are live together. If both choose, they meet when the later one does; else its chooser must know. */
-static bool note_meeting(plan *p, uint32_t a, uint32_t b)
-{
-    uint32_t early = p->first[a], late = p->first[b];
-    assert(early != late); /* lives of one class are not live together */
-    if (early == late || (early == a && late == b)) return true;
-    if (early > late) early = p->first[b], late = p->first[a];
-    if (!fsdp__host_grow(p->host, &p->avoids, &p->avoids_capacity, p->n_avoids + 1, sizeof *p->avoids)) return false;
-    p->avoids[p->n_avoids] = (avoid){early, p->avoid_head[late]};
-    p->avoid_head[late] = (uint32_t)++p->n_avoids;
-    return true;
-}
-
-/* Walk the positions once: live peak, most lives at a time, and who must avoid whom. live: scratch of n. */
-static bool sweep(plan *p, uint32_t *live)
-{
-    uint32_t n_live = 0;
-    uint64_t bytes = 0;
-    for (uint32_t step = 0; step < p->n; step++) {
-        const fsdp__life *life = &p->lives[p->order[step]];
-        uint32_t kept = 0;
-        for (uint32_t i = 0; i < n_live; i++) {
-            const fsdp__life *other = &p->lives[p->order[live[i]]];
-            if (other->end < life->begin) {
-                bytes -= other->bytes;
-                continue;
-            }
-            live[kept++] = live[i];
-            if (!note_meeting(p, live[i], step)) return false;
-        }
-        n_live = kept;
-        live[n_live++] = step;
-        bytes += life->bytes;
-        if (bytes > p->live_peak) p->live_peak = bytes;
-        if (n_live > p->most_live) p->most_live = n_live;
-    }
-    for (uint32_t step = 0; step < p->n; step++) {
-        uint32_t count = 0;
-        for (uint32_t i = p->avoid_head[step]; i != 0; i = p->avoids[i - 1].next) count++;
-        if (count > p->most_avoids) p->most_avoids = count;
-    }
-    return true;
-}
-
-static void plan_close(plan *p)
-{
-    fsdp__host_free(p->host, p->order, p->n, sizeof *p->order);
-    fsdp__host_free(p->host, p->first, p->n, sizeof *p->first);
-    fsdp__host_free(p->host, p->last, p->n, sizeof *p->last);
-    fsdp__host_free(p->host, p->avoid_head, p->n, sizeof *p->avoid_head);
-    fsdp__host_free(p->host, p->avoids, p->avoids_capacity, sizeof *p->avoids);
-}
-
-/* On failure the caller closes what there is. */
-static bool plan_open(plan *p)
-{
-    p->order = fsdp__host_alloc(p->host, p->n, sizeof *p->order);
-    p->first = fsdp__host_alloc(p->host, p->n, sizeof *p->first);
-    p->last = fsdp__host_alloc(p->host, p->n, sizeof *p->last);
-    p->avoid_head = fsdp__host_alloc(p->host, p->n, sizeof *p->avoid_head);
-    uint32_t *scratch = fsdp__host_alloc(p->host, p->n, 2 * sizeof *scratch);
-    bool ok = p->order != NULL && p->first != NULL && p->last != NULL && p->avoid_head != NULL && scratch != NULL;
-    if (ok) {
-        sort_order(p->lives, p->order, p->n);
-        find_classes(p, scratch, scratch + p->n);
-        ok = sweep(p, scratch);
-    }
-    fsdp__host_free(p->host, scratch, p->n, 2 * sizeof *scratch);
-    return ok;
-}
 
 /* ---- The path to a state ---- */
 
@@ -330,7 +184,7 @@ static uint32_t insert_taken(taken *list, uint32_t n, taken t)
 /* Gaps between what the state takes now and what the step must avoid for later. */
 static uint32_t find_gaps(beam *b, const state *s, const taken *list, uint32_t step)
 {
-    const plan *p = b->plan;
+    const fsdp__placement_input *p = b->input;
     uint32_t n = s->n_taken, n_gaps = 0;
     if (p->avoid_head[step] != 0) {
         for (uint32_t i = 0; i < n; i++) b->blocked[i] = list[i];
@@ -352,7 +206,7 @@ static uint32_t find_gaps(beam *b, const state *s, const taken *list, uint32_t s
 
 static void offer_at(beam *b, uint32_t at, uint32_t step, uint64_t offset, uint64_t free_gap)
 {
-    const plan *p = b->plan;
+    const fsdp__placement_input *p = b->input;
     const fsdp__life *life = &p->lives[p->order[step]];
     taken t = {offset, offset + life->bytes, life->end};
     uint64_t hash = b->states[at].hash ^ hash_taken(&t);
@@ -364,7 +218,7 @@ static void offer_at(beam *b, uint32_t at, uint32_t step, uint64_t offset, uint6
 /* Offer what state `at` can do with this step's life. */
 static void offer_choices(beam *b, uint32_t at, uint32_t step)
 {
-    const plan *p = b->plan;
+    const fsdp__placement_input *p = b->input;
     const state *s = &b->states[at];
     uint64_t bytes = p->lives[p->order[step]].bytes, largest = 0, second = 0;
     uint32_t n_gaps = find_gaps(b, s, b->taken + (size_t)at * b->stride, step);
@@ -402,8 +256,8 @@ static void expire(state *s, taken *list, uint32_t position)
 /* Turn the choices into the next states. */
 static bool advance(beam *b, uint32_t step)
 {
-    const fsdp__life *life = &b->plan->lives[b->plan->order[step]];
-    if (!fsdp__host_grow(b->plan->host, &b->nodes, &b->nodes_capacity, b->n_nodes + b->n_choices, sizeof *b->nodes))
+    const fsdp__life *life = &b->input->lives[b->input->order[step]];
+    if (!fsdp__host_grow(b->input->host, &b->nodes, &b->nodes_capacity, b->n_nodes + b->n_choices, sizeof *b->nodes))
         return false;
     for (uint32_t i = 0; i < b->n_choices; i++) {
         const choice *c = &b->choices[i];
@@ -428,7 +282,7 @@ static bool advance(beam *b, uint32_t step)
 /* Place every life; *out_found false: no state survived, or no work is left. False: no memory. */
 static bool search(beam *b, uint64_t *out_offsets, bool *out_found)
 {
-    const plan *p = b->plan;
+    const fsdp__placement_input *p = b->input;
     *out_found = false;
     b->n_states = 1;
     b->states[0] = (state){0, 0, 0};
@@ -447,9 +301,9 @@ static bool search(beam *b, uint64_t *out_offsets, bool *out_found)
     return true;
 }
 
-static bool try_range(plan *p, uint64_t range, uint32_t width, uint64_t *out_offsets, bool *out_found)
+static bool try_range(fsdp__placement_input *p, uint64_t range, uint32_t width, uint64_t *out_offsets, bool *out_found)
 {
-    beam b = {.plan = p, .range = range, .width = width, .stride = p->most_live, .n_seen = 64};
+    beam b = {.input = p, .range = range, .width = width, .stride = p->most_live, .n_seen = 64};
     b.work_left = p->work_left;
     size_t n_taken = (size_t)width * b.stride, n_blocked = (size_t)b.stride + p->most_avoids + 1;
     while (b.n_seen < 4 * (size_t)width * n_blocked) b.n_seen *= 2; /* at most half full: two choices a gap */
@@ -478,7 +332,7 @@ static bool try_range(plan *p, uint64_t range, uint32_t width, uint64_t *out_off
 }
 
 /* A place of its own for each class. */
-static void place_apart(const plan *p, uint64_t *out_offsets)
+static void place_apart(const fsdp__placement_input *p, uint64_t *out_offsets)
 {
     uint64_t end = 0;
     for (uint32_t step = 0; step < p->n; step++) {
@@ -493,7 +347,7 @@ static void place_apart(const plan *p, uint64_t *out_offsets)
 }
 
 /* The least range that a try fits into. False: no memory. */
-static bool find_range(plan *p, uint64_t *out_offsets, uint64_t *out_range)
+static bool find_range(fsdp__placement_input *p, uint64_t *out_offsets, uint64_t *out_range)
 {
     uint64_t growth = p->live_peak / STEPS_OF_PEAK / p->alignment * p->alignment + p->alignment;
     uint64_t work = ((uint64_t)p->most_live + p->most_avoids) * p->n; /* of width 1, at most */
@@ -513,11 +367,11 @@ static bool find_range(plan *p, uint64_t *out_offsets, uint64_t *out_range)
 fsdp_status fsdp__place(const fsdp_host_allocator *host, const fsdp__life *lives, uint32_t n, uint64_t alignment,
                         uint64_t *out_offsets, fsdp__placement *out)
 {
-    plan p = {.host = host, .lives = lives, .n = n, .alignment = alignment, .work_left = WORK_MAX};
+    fsdp__placement_input p = {.host = host, .lives = lives, .n = n, .alignment = alignment, .work_left = WORK_MAX};
     uint64_t range = 0;
-    bool ok = plan_open(&p) && find_range(&p, out_offsets, &range);
+    bool ok = fsdp__placement_input_open(&p) && find_range(&p, out_offsets, &range);
     if (ok) *out = (fsdp__placement){range, p.live_peak};
-    plan_close(&p);
+    fsdp__placement_input_close(&p);
     if (!ok) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "placing %u buffers: the host allocator returned NULL", n);
     return FSDP_OK;
 }
