@@ -186,64 +186,80 @@ static bool open_and_step(const job *j, uint32_t debug, fsdp_context **ctx, capt
     return true;
 }
 
+/* None of these may disturb the capture. */
+static bool refuse_inside(fsdp_context *ctx, captured *t, fsdp_event *before, cudaStream_t native)
+{
+    fsdp_step_report report = FSDP_STEP_REPORT_INIT;
+    fsdp_stream *wrapped;
+    void *ptr;
+    bool done;
+    REFUSED(fsdp_capture_begin(ctx, t->s), FSDP_ERR_STATE, "a capture is on");
+    REFUSED(fsdp_cuda_stream_wrap(ctx, native, "late", &wrapped), FSDP_ERR_STATE, "a capture is on");
+    REFUSED(fsdp_stream_drain_host(t->s, 1), FSDP_ERR_STATE, "a capture is on");
+    REFUSED(fsdp_event_is_done(before, &done), FSDP_ERR_STATE, "a capture is on");
+    REFUSED(fsdp_step_report_get(t->model, 1, 1, &report), FSDP_ERR_STATE, "a capture is on");
+    REFUSED(fsdp_allocator_alloc(t->allocator, 1u << 28, t->s, "big", &ptr), FSDP_ERR_STATE, "a capture is on");
+    REFUSED(fsdp_pinned_alloc(ctx, 64, &ptr), FSDP_ERR_STATE, "a capture is on");
+    REFUSED(fsdp_model_destroy(t->model), FSDP_ERR_STATE, "a capture is on");
+    return true;
+}
+
+static bool replay(fsdp_capture *capture, const cuda_graph *g, captured *t, uint64_t step)
+{
+    fsdp_adamw_args args = FSDP_ADAMW_ARGS_INIT;
+    fsdp_step_report report = FSDP_STEP_REPORT_INIT;
+    MUST(fsdp_replay(capture, 1, &args, t->s));
+    CUDA(cudaGraphLaunch(g->exec, fsdp_cuda_stream(t->s)));
+    MUST(fsdp_replayed(capture, t->s));
+    MUST(fsdp_step_report_get(t->model, step, 40 * second_ns, &report));
+    EXPECT(report.step == step && report.updates == step && !report.skipped);
+    return true;
+}
+
+/* The graph is whole, and thrown away; the model goes on. */
+static bool end_elsewhere(fsdp_context *ctx, captured *t)
+{
+    fsdp_capture *none = NULL;
+    fsdp_view view = FSDP_VIEW_INIT;
+    fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
+    cudaGraph_t thrown;
+    MUST(fsdp_capture_begin(ctx, t->s));
+    EXPECT(begin(NULL, t->s) == 0);
+    MUST(fsdp_pass_begin(t->model, &pass, t->s));
+    MUST(fsdp_forward_begin(t->unit[2], t->s, &view));
+    REFUSED(fsdp_capture_end(ctx, t->s, &none), FSDP_ERR_STATE, "unit h2 is open");
+    CUDA(cudaStreamEndCapture(fsdp_cuda_stream(t->s), &thrown));
+    CUDA(cudaGraphDestroy(thrown));
+    return true;
+}
+
 static bool refuse(uint32_t rank, void *arg)
 {
     captured t;
     fsdp_context *ctx;
     fsdp_adamw_args args = FSDP_ADAMW_ARGS_INIT;
-    fsdp_step_report report = FSDP_STEP_REPORT_INIT;
     fsdp_capture *capture = NULL;
     fsdp_event *event;
     cudaStream_t native;
     cuda_graph g;
-    void *ptr;
-    bool done;
     gpu_rank_environment(rank);
     if (!open_and_step(arg, 0, &ctx, &t)) return false;
     MUST(fsdp_event_create(ctx, &event));
     MUST(fsdp_event_record(event, t.s));
     CUDA(cudaStreamCreateWithFlags(&native, cudaStreamNonBlocking));
-    fsdp_stream *wrapped;
     MUST(fsdp_capture_begin(ctx, t.s));
     EXPECT(begin(NULL, t.s) == 0);
-    /* None of these may disturb the capture. */
-    REFUSED(fsdp_capture_begin(ctx, t.s), FSDP_ERR_STATE, "a capture is on");
-    REFUSED(fsdp_cuda_stream_wrap(ctx, native, "late", &wrapped), FSDP_ERR_STATE, "a capture is on");
-    REFUSED(fsdp_stream_drain_host(t.s, 1), FSDP_ERR_STATE, "a capture is on");
-    REFUSED(fsdp_event_is_done(event, &done), FSDP_ERR_STATE, "a capture is on");
-    REFUSED(fsdp_step_report_get(t.model, 1, 1, &report), FSDP_ERR_STATE, "a capture is on");
-    REFUSED(fsdp_allocator_alloc(t.allocator, 1u << 28, t.s, "big", &ptr), FSDP_ERR_STATE, "a capture is on");
-    REFUSED(fsdp_pinned_alloc(ctx, 64, &ptr), FSDP_ERR_STATE, "a capture is on");
-    REFUSED(fsdp_model_destroy(t.model), FSDP_ERR_STATE, "a capture is on");
+    if (!refuse_inside(ctx, &t, event, native)) return false;
     MUST(fsdp_stream_wait_event(t.s, event));
     MUST(captured_step(&t, &args));
     MUST(fsdp_capture_end(ctx, t.s, &capture));
     CUDA(cudaStreamEndCapture(fsdp_cuda_stream(t.s), &g.graph));
     CUDA(cudaGraphInstantiate(&g.exec, g.graph, 0));
     REFUSED(fsdp_replay(capture, 2, &args, t.s), FSDP_ERR_ARG, "2 fsdp_adamw_args");
-    MUST(fsdp_replay(capture, 1, &args, t.s));
-    CUDA(cudaGraphLaunch(g.exec, fsdp_cuda_stream(t.s)));
-    MUST(fsdp_replayed(capture, t.s));
-    MUST(fsdp_step_report_get(t.model, 2, 40 * second_ns, &report));
-    EXPECT(report.step == 2 && report.updates == 2);
-    /* One that ends elsewhere: the graph is whole, and thrown away; the model goes on. */
-    fsdp_capture *none = NULL;
-    fsdp_view view = FSDP_VIEW_INIT;
-    fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
-    cudaGraph_t thrown;
-    MUST(fsdp_capture_begin(ctx, t.s));
-    EXPECT(begin(NULL, t.s) == 0);
-    MUST(fsdp_pass_begin(t.model, &pass, t.s));
-    MUST(fsdp_forward_begin(t.unit[2], t.s, &view));
-    REFUSED(fsdp_capture_end(ctx, t.s, &none), FSDP_ERR_STATE, "unit h2 is open");
-    CUDA(cudaStreamEndCapture(fsdp_cuda_stream(t.s), &thrown));
-    CUDA(cudaGraphDestroy(thrown));
+    if (!replay(capture, &g, &t, 2)) return false;
+    if (!end_elsewhere(ctx, &t)) return false;
     MUST(captured_step(&t, &args));
-    MUST(fsdp_replay(capture, 1, &args, t.s));
-    CUDA(cudaGraphLaunch(g.exec, fsdp_cuda_stream(t.s)));
-    MUST(fsdp_replayed(capture, t.s));
-    MUST(fsdp_step_report_get(t.model, 4, 40 * second_ns, &report));
-    EXPECT(report.step == 4 && report.updates == 4 && !report.skipped);
+    if (!replay(capture, &g, &t, 4)) return false;
     fsdp_capture_destroy(capture);
     fsdp_event_destroy(event);
     MUST(captured_close(&t));

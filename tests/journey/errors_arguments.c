@@ -357,49 +357,59 @@ static void collectives(void **state)
 }
 
 /* In a world where this rank is the third of four: it touches no byte, so that any address serves. */
+enum { GATHER, SCATTER, REDUCE };
+static const uint64_t base = (uint64_t)1 << 40, most = (uint64_t)1 << 48; /* base: an address */
+static const struct buffer_case {
+    int call;
+    fsdp_dtype dtype;
+    uint64_t send, recv, count; /* bytes from base; elements */
+    const char *says;           /* NULL: it is fine */
+} buffer_cases[] = {
+    {GATHER, FSDP_DTYPE_FP32, 80, 0, 10, NULL}, /* in place: 2 * 10 floats into 40 */
+    {GATHER, FSDP_DTYPE_FP32, 160, 0, 10, NULL},
+    {GATHER, FSDP_DTYPE_FP32, 0, 40, 10, NULL},
+    {GATHER, FSDP_DTYPE_FP32, 4, 40, 10, "fsdp_all_gather: send (40 bytes at 0x10000000004) and recv (160 bytes at "},
+    {GATHER, FSDP_DTYPE_FP32, 156, 0, 10, "is not in place, which is send == recv + rank * count"},
+    {GATHER, FSDP_DTYPE_FP32, 84, 0, 10, "overlap, and rank 2 is not in place"},
+    {GATHER, FSDP_DTYPE_FP32, 0, 0, 10, "overlap"}, /* rank 0's place */
+    {GATHER, FSDP_DTYPE_FP32, 0, 0, 0, NULL},
+    {GATHER, FSDP_DTYPE_FP32, 2, 400, 10, "send is at 0x10000000002, which is no multiple of 4 bytes, one fp32"},
+    {GATHER, FSDP_DTYPE_FP32, 400, 1, 10, "recv is at 0x10000000001, which is no multiple of 4 bytes"},
+    {GATHER, FSDP_DTYPE_BF16, 2, 400, 10, NULL},
+    {GATHER, FSDP_DTYPE_BF16, 3, 400, 10, "no multiple of 2 bytes, one bf16"},
+    {GATHER, FSDP_DTYPE_FP32, most * 16, 0, most, NULL}, /* all ranks have 2^52 bytes */
+    {GATHER, FSDP_DTYPE_FP32, most * 8, 0, most, NULL},
+    {GATHER, FSDP_DTYPE_FP32, most * 16 - 4, 0, most, "overlap"},
+    {SCATTER, FSDP_DTYPE_FP32, 0, 80, 10, NULL}, /* in place */
+    {SCATTER, FSDP_DTYPE_FP32, 0, 160, 10, NULL},
+    {SCATTER, FSDP_DTYPE_FP32, 40, 0, 10, NULL},
+    {SCATTER, FSDP_DTYPE_FP32, 0, 156, 10, "which is recv == send + rank * count"},
+    {SCATTER, FSDP_DTYPE_FP32, 0, 0, 10,
+     "fsdp_reduce_scatter: send (160 bytes at 0x10000000000) and recv (40 bytes at "},
+    {SCATTER, FSDP_DTYPE_FP32, 36, 0, 10, "overlap"},
+    {SCATTER, FSDP_DTYPE_FP32, 0, 402, 10, "recv is at 0x10000000192"},
+    {REDUCE, FSDP_DTYPE_FP32, 0, 0, 10, NULL}, /* in place */
+    {REDUCE, FSDP_DTYPE_FP32, 0, 40, 10, NULL},
+    {REDUCE, FSDP_DTYPE_FP32, 40, 0, 10, NULL},
+    {REDUCE, FSDP_DTYPE_FP32, 36, 0, 10, "which is send == recv"},
+    {REDUCE, FSDP_DTYPE_FP32, 0, 36, 10, "fsdp_all_reduce: send (40 bytes at 0x10000000000) and recv (40 bytes at "},
+    {REDUCE, FSDP_DTYPE_FP32, 1, 1, 10, "send is at 0x10000000001"},
+};
+
+static fsdp_status call_case(fsdp_comm *comm, fsdp_stream *s, const struct buffer_case *it)
+{
+    const void *send = (const void *)(uintptr_t)(base + it->send);
+    void *recv = (void *)(uintptr_t)(base + it->recv);
+    switch (it->call) {
+    case GATHER: return fsdp_all_gather(comm, send, recv, it->count, it->dtype, s, NULL);
+    case SCATTER: return fsdp_reduce_scatter(comm, send, recv, it->count, it->dtype, s, NULL);
+    default: return fsdp_all_reduce(comm, send, recv, it->count, it->dtype, s, NULL);
+    }
+}
+
 static void buffers_of_collectives(void **state)
 {
     (void)state;
-    enum { GATHER, SCATTER, REDUCE };
-    static const uint64_t base = (uint64_t)1 << 40, most = (uint64_t)1 << 48;
-    static const struct {
-        int call;
-        fsdp_dtype dtype;
-        uint64_t send, recv, count; /* bytes from base; elements */
-        const char *says;           /* NULL: it is fine */
-    } cases[] = {
-        {GATHER, FSDP_DTYPE_FP32, 80, 0, 10, NULL}, /* in place: 2 * 10 floats into 40 */
-        {GATHER, FSDP_DTYPE_FP32, 160, 0, 10, NULL},
-        {GATHER, FSDP_DTYPE_FP32, 0, 40, 10, NULL},
-        {GATHER, FSDP_DTYPE_FP32, 4, 40, 10,
-         "fsdp_all_gather: send (40 bytes at 0x10000000004) and recv (160 bytes at "},
-        {GATHER, FSDP_DTYPE_FP32, 156, 0, 10, "is not in place, which is send == recv + rank * count"},
-        {GATHER, FSDP_DTYPE_FP32, 84, 0, 10, "overlap, and rank 2 is not in place"},
-        {GATHER, FSDP_DTYPE_FP32, 0, 0, 10, "overlap"}, /* rank 0's place */
-        {GATHER, FSDP_DTYPE_FP32, 0, 0, 0, NULL},
-        {GATHER, FSDP_DTYPE_FP32, 2, 400, 10, "send is at 0x10000000002, which is no multiple of 4 bytes, one fp32"},
-        {GATHER, FSDP_DTYPE_FP32, 400, 1, 10, "recv is at 0x10000000001, which is no multiple of 4 bytes"},
-        {GATHER, FSDP_DTYPE_BF16, 2, 400, 10, NULL},
-        {GATHER, FSDP_DTYPE_BF16, 3, 400, 10, "no multiple of 2 bytes, one bf16"},
-        {GATHER, FSDP_DTYPE_FP32, most * 16, 0, most, NULL}, /* all ranks have 2^52 bytes */
-        {GATHER, FSDP_DTYPE_FP32, most * 8, 0, most, NULL},
-        {GATHER, FSDP_DTYPE_FP32, most * 16 - 4, 0, most, "overlap"},
-        {SCATTER, FSDP_DTYPE_FP32, 0, 80, 10, NULL}, /* in place */
-        {SCATTER, FSDP_DTYPE_FP32, 0, 160, 10, NULL},
-        {SCATTER, FSDP_DTYPE_FP32, 40, 0, 10, NULL},
-        {SCATTER, FSDP_DTYPE_FP32, 0, 156, 10, "which is recv == send + rank * count"},
-        {SCATTER, FSDP_DTYPE_FP32, 0, 0, 10,
-         "fsdp_reduce_scatter: send (160 bytes at 0x10000000000) and recv (40 bytes at "},
-        {SCATTER, FSDP_DTYPE_FP32, 36, 0, 10, "overlap"},
-        {SCATTER, FSDP_DTYPE_FP32, 0, 402, 10, "recv is at 0x10000000192"},
-        {REDUCE, FSDP_DTYPE_FP32, 0, 0, 10, NULL}, /* in place */
-        {REDUCE, FSDP_DTYPE_FP32, 0, 40, 10, NULL},
-        {REDUCE, FSDP_DTYPE_FP32, 40, 0, 10, NULL},
-        {REDUCE, FSDP_DTYPE_FP32, 36, 0, 10, "which is send == recv"},
-        {REDUCE, FSDP_DTYPE_FP32, 0, 36, 10,
-         "fsdp_all_reduce: send (40 bytes at 0x10000000000) and recv (40 bytes at "},
-        {REDUCE, FSDP_DTYPE_FP32, 1, 1, 10, "send is at 0x10000000001"},
-    };
     fsdp_sim_config sim = FSDP_SIM_CONFIG_INIT;
     fsdp_config config = FSDP_CONFIG_INIT;
     fsdp_context *third = NULL;
@@ -409,16 +419,11 @@ static void buffers_of_collectives(void **state)
     OK(fsdp_context_create(&config, &third));
     OK(fsdp_stream_create(third, "test", &s));
     fsdp_comm *comm = fsdp_context_comm(third);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const void *send = (const void *)(uintptr_t)(base + cases[i].send);
-        void *recv = (void *)(uintptr_t)(base + cases[i].recv);
-        fsdp_status (*call)(fsdp_comm *, const void *, void *, uint64_t, fsdp_dtype, fsdp_stream *, fsdp_work **) =
-            cases[i].call == GATHER    ? fsdp_all_gather
-            : cases[i].call == SCATTER ? fsdp_reduce_scatter
-                                       : fsdp_all_reduce;
-        fsdp_status status = call(comm, send, recv, cases[i].count, cases[i].dtype, s, NULL);
-        bool right = status == (cases[i].says != NULL ? FSDP_ERR_ARG : FSDP_OK) &&
-                     (cases[i].says == NULL || strstr(fsdp_last_error(), cases[i].says) != NULL);
+    for (size_t i = 0; i < sizeof buffer_cases / sizeof *buffer_cases; i++) {
+        const char *says = buffer_cases[i].says;
+        fsdp_status status = call_case(comm, s, &buffer_cases[i]);
+        bool right =
+            says != NULL ? status == FSDP_ERR_ARG && strstr(fsdp_last_error(), says) != NULL : status == FSDP_OK;
         if (!right) fail_msg("case %zu: %s: %s", i, fsdp_status_name(status), fsdp_last_error());
     }
     ARG(fsdp_broadcast(comm, (void *)(uintptr_t)(base + 2), 4, FSDP_DTYPE_FP32, 0, s, NULL),
@@ -432,7 +437,6 @@ static void buffers_of_collectives(void **state)
 static void a_buffer_beyond_all_addresses_overlaps(void **state)
 {
     (void)state;
-    const uint64_t most = (uint64_t)1 << 48;
     fsdp_sim_config sim = FSDP_SIM_CONFIG_INIT;
     fsdp_config config = FSDP_CONFIG_INIT;
     fsdp_context *last = NULL;

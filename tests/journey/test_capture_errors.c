@@ -162,6 +162,44 @@ static void refuse_host_calls(alone *a, fsdp_event *before, fsdp_work *work)
     REFUSED(fsdp_broadcast_host(a->ctx, &sum, 8, 0), FSDP_ERR_STATE, "fsdp_broadcast_host: a capture is on");
 }
 
+static void refuse_calls_of_models(alone *a, fsdp_model *sealed_later)
+{
+    fsdp_model *made;
+    fsdp_step_report report = FSDP_STEP_REPORT_INIT;
+    float value;
+    uint64_t hash;
+    REFUSED(fsdp_model_create(a->ctx, NULL, &made), FSDP_ERR_STATE, "fsdp_model_create: a capture is on");
+    REFUSED(fsdp_model_seal(sealed_later), FSDP_ERR_STATE, "fsdp_model_seal: a capture is on");
+    REFUSED(fsdp_model_destroy(sealed_later), FSDP_ERR_STATE, "fsdp_model_destroy: a capture is on");
+    REFUSED(fsdp_model_fill(a->t.model, never, NULL, FSDP_DTYPE_FP32), FSDP_ERR_STATE,
+            "fsdp_model_fill: a capture is on");
+    REFUSED(fsdp_param_set(a->t.slim[0], &value, FSDP_DTYPE_FP32), FSDP_ERR_STATE, "fsdp_param_set: a capture is on");
+    REFUSED(fsdp_param_get(a->t.slim[0], FSDP_VALUE_MASTER, &value, FSDP_DTYPE_FP32), FSDP_ERR_STATE,
+            "fsdp_param_get: a capture");
+    REFUSED(fsdp_model_hash(a->t.model, &hash), FSDP_ERR_STATE, "fsdp_model_hash: a capture is on");
+    REFUSED(fsdp_pass_abort(a->t.model, a->t.s), FSDP_ERR_STATE, "fsdp_pass_abort: a capture is on");
+    REFUSED(fsdp_step_report_get(a->t.model, 1, 1, &report), FSDP_ERR_STATE, "fsdp_step_report_get: a capture is on");
+}
+
+static void refuse_making_and_memory(alone *a)
+{
+    fsdp_stream *stream;
+    fsdp_allocator *allocator;
+    fsdp_trace *trace;
+    void *ptr;
+    REFUSED(fsdp_capture_begin(a->ctx, a->t.s), FSDP_ERR_STATE, "fsdp_capture_begin: a capture is on");
+    REFUSED(fsdp_stream_create(a->ctx, "late", &stream), FSDP_ERR_STATE, "a capture is on");
+    REFUSED(fsdp_stream_release(a->t.second), FSDP_ERR_STATE, "fsdp_stream_release: a capture is on");
+    REFUSED(fsdp_trace_start(a->ctx, 10, &trace), FSDP_ERR_STATE, "fsdp_trace_start: a capture is on");
+    REFUSED(fsdp_allocator_create(a->ctx, NULL, &allocator), FSDP_ERR_STATE, "fsdp_allocator_create: a capture is on");
+    REFUSED(fsdp_allocator_destroy(a->t.allocator), FSDP_ERR_STATE, "fsdp_allocator_destroy: a capture is on");
+    REFUSED(fsdp_allocator_trim_host(a->t.allocator), FSDP_ERR_STATE, "fsdp_allocator_trim_host: a capture is on");
+    REFUSED(fsdp_allocator_alloc(a->t.allocator, 1u << 24, a->t.s, "big", &ptr), FSDP_ERR_STATE,
+            "allocator allocator: no room");
+    REFUSED(fsdp_pinned_alloc(a->ctx, 64, &ptr), FSDP_ERR_STATE, "fsdp_pinned_alloc: a capture is on");
+    REFUSED(fsdp_pinned_free(a->ctx, a->t.pinned), FSDP_ERR_STATE, "fsdp_pinned_free: a capture is on");
+}
+
 static void what_cannot_be_inside_is_refused_by_name(void **unused)
 {
     (void)unused;
@@ -175,41 +213,15 @@ static void what_cannot_be_inside_is_refused_by_name(void **unused)
     OK(fsdp_event_create(a.ctx, &inside));
     OK(fsdp_event_record(before, a.t.s));
     OK(fsdp_barrier(fsdp_context_comm(a.ctx), a.t.s, &work));
-    fsdp_model *sealed_later, *made;
-    fsdp_stream *stream;
-    fsdp_allocator *allocator;
-    fsdp_trace *trace;
+    fsdp_model *sealed_later;
     fsdp_step_report report = FSDP_STEP_REPORT_INIT;
-    void *ptr;
-    float value;
-    uint64_t hash;
     bool done;
     OK(fsdp_model_create(a.ctx, NULL, &sealed_later));
     OK(fsdp_capture_begin(a.ctx, a.t.s));
     graphs_begin(&a.g, a.t.s);
-    REFUSED(fsdp_capture_begin(a.ctx, a.t.s), FSDP_ERR_STATE, "fsdp_capture_begin: a capture is on");
-    REFUSED(fsdp_model_create(a.ctx, NULL, &made), FSDP_ERR_STATE, "fsdp_model_create: a capture is on");
-    REFUSED(fsdp_model_seal(sealed_later), FSDP_ERR_STATE, "fsdp_model_seal: a capture is on");
-    REFUSED(fsdp_model_destroy(sealed_later), FSDP_ERR_STATE, "fsdp_model_destroy: a capture is on");
-    REFUSED(fsdp_model_fill(a.t.model, never, NULL, FSDP_DTYPE_FP32), FSDP_ERR_STATE,
-            "fsdp_model_fill: a capture is on");
-    REFUSED(fsdp_param_set(a.t.slim[0], &value, FSDP_DTYPE_FP32), FSDP_ERR_STATE, "fsdp_param_set: a capture is on");
-    REFUSED(fsdp_param_get(a.t.slim[0], FSDP_VALUE_MASTER, &value, FSDP_DTYPE_FP32), FSDP_ERR_STATE,
-            "fsdp_param_get: a capture");
-    REFUSED(fsdp_model_hash(a.t.model, &hash), FSDP_ERR_STATE, "fsdp_model_hash: a capture is on");
-    REFUSED(fsdp_pass_abort(a.t.model, a.t.s), FSDP_ERR_STATE, "fsdp_pass_abort: a capture is on");
-    REFUSED(fsdp_step_report_get(a.t.model, 1, 1, &report), FSDP_ERR_STATE, "fsdp_step_report_get: a capture is on");
-    REFUSED(fsdp_stream_create(a.ctx, "late", &stream), FSDP_ERR_STATE, "a capture is on");
-    REFUSED(fsdp_stream_release(a.t.second), FSDP_ERR_STATE, "fsdp_stream_release: a capture is on");
+    refuse_calls_of_models(&a, sealed_later);
+    refuse_making_and_memory(&a);
     refuse_host_calls(&a, before, work);
-    REFUSED(fsdp_trace_start(a.ctx, 10, &trace), FSDP_ERR_STATE, "fsdp_trace_start: a capture is on");
-    REFUSED(fsdp_allocator_create(a.ctx, NULL, &allocator), FSDP_ERR_STATE, "fsdp_allocator_create: a capture is on");
-    REFUSED(fsdp_allocator_destroy(a.t.allocator), FSDP_ERR_STATE, "fsdp_allocator_destroy: a capture is on");
-    REFUSED(fsdp_allocator_trim_host(a.t.allocator), FSDP_ERR_STATE, "fsdp_allocator_trim_host: a capture is on");
-    REFUSED(fsdp_allocator_alloc(a.t.allocator, 1u << 24, a.t.s, "big", &ptr), FSDP_ERR_STATE,
-            "allocator allocator: no room");
-    REFUSED(fsdp_pinned_alloc(a.ctx, 64, &ptr), FSDP_ERR_STATE, "fsdp_pinned_alloc: a capture is on");
-    REFUSED(fsdp_pinned_free(a.ctx, a.t.pinned), FSDP_ERR_STATE, "fsdp_pinned_free: a capture is on");
     /* Waits for what was before change nothing; an event of inside is one of the graph's. */
     OK(fsdp_stream_wait_event(a.t.s, before));
     OK(fsdp_work_wait(work, a.t.s));
