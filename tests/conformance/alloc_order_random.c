@@ -6,6 +6,7 @@
 
 #include "alloc_suite.h"
 #include "hb_oracle.h"
+#include "xorshift.h"
 
 /* A judge of the tape who knows nothing of clocks either, by plain search over all pairs. Unlike hb_check it knows what
  * the host did: when a stream is released, all that it was given comes before all that anybody is given later. */
@@ -97,11 +98,7 @@ typedef struct program {
     fsdp_trace *trace;
 } program;
 
-static uint64_t draw(program *g, uint64_t below)
-{
-    g->random ^= g->random << 13, g->random ^= g->random >> 7, g->random ^= g->random << 17;
-    return (g->random >> 11) % below;
-}
+static uint64_t draw(program *g, uint64_t below) { return (xorshift(&g->random) >> 11) % below; }
 
 static void random_alloc(program *g)
 {

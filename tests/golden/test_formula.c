@@ -10,6 +10,7 @@
 
 #include "context.h"
 #include "sharding/model.h"
+#include "xorshift.h"
 
 enum { LATENCY = 1000 }; /* of the link; behind it a byte is a nanosecond */
 
@@ -249,14 +250,7 @@ static void one_block_hides_nothing(void **state)
 
 /* ---- Uneven blocks and costs, at random ---- */
 
-static uint64_t next_random(uint64_t *state)
-{
-    /* xorshift64*: Vigna, arXiv:1402.6246 */
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * 2685821657736338717ull >> 16;
-}
+static uint64_t next_random(uint64_t *state) { return xorshift_star(state) >> 16; }
 
 static void random_step(journey *j, uint64_t seed, bool uneven_bytes)
 {

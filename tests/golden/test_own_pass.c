@@ -2,6 +2,7 @@
 /* Passes of the caller's own, and hooks off plan: a pass that is followed has room for each of its gathers; and no hook
  * fails for memory while nothing else is open, whatever is kept or gathered ahead. */
 #include "journey.h"
+#include "xorshift.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -20,14 +21,7 @@ typedef struct own {
 
 static uint64_t random_state;
 
-static uint32_t random_below(uint32_t n)
-{
-    /* xorshift64*: Vigna, arXiv:1402.6246 */
-    random_state ^= random_state >> 12;
-    random_state ^= random_state << 25;
-    random_state ^= random_state >> 27;
-    return (uint32_t)((random_state * 2685821657736338717ull >> 33) % n);
-}
+static uint32_t random_below(uint32_t n) { return (uint32_t)((xorshift_star(&random_state) >> 33) % n); }
 
 /* The pass, written as words: a letter is a visit of the block of that number; first forward, then backward. */
 static void add_half(own *o, const char *text, fsdp_use use)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Lives of random passes, against definitions that share nothing with the schedule but its words. */
 #include "schedule_words.h"
+#include "xorshift.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,14 +11,7 @@
 
 static uint64_t random_state;
 
-static uint32_t random_below(uint32_t n)
-{
-    /* xorshift64*: Vigna, arXiv:1402.6246 */
-    random_state ^= random_state >> 12;
-    random_state ^= random_state << 25;
-    random_state ^= random_state >> 27;
-    return (uint32_t)((random_state * 2685821657736338717ull >> 33) % n);
-}
+static uint32_t random_below(uint32_t n) { return (uint32_t)((xorshift_star(&random_state) >> 33) % n); }
 
 static uint32_t random_pass(plan *p, fsdp__visit *visits, uint32_t n, bool nest)
 {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "hb_oracle.h"
+#include "xorshift.h"
 
 enum { POISON = 0xa5 };
 static const uint64_t timeout_ns = 20000000000ull;
@@ -25,12 +26,7 @@ void race_say(race_rig *r, race_judge judge, const char *format, ...)
     va_end(args);
 }
 
-uint64_t race_draw(race_rig *r, uint64_t below)
-{
-    /* Marsaglia's xorshift64: never 0 if it was not. */
-    r->random ^= r->random << 13, r->random ^= r->random >> 7, r->random ^= r->random << 17;
-    return (r->random >> 11) % below;
-}
+uint64_t race_draw(race_rig *r, uint64_t below) { return (xorshift(&r->random) >> 11) % below; }
 
 uint8_t race_next_byte(race_rig *r)
 {

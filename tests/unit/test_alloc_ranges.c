@@ -13,6 +13,7 @@
 
 #include "alloc_ranges.h"
 #include "hostmem.h"
+#include "xorshift.h"
 
 enum {
     UNIT = FSDP__BLOCK_ALIGNMENT,
@@ -71,14 +72,7 @@ typedef struct world {
     uint64_t n_freed, n_fragments, random;
 } world;
 
-static uint64_t draw(world *w, uint64_t below)
-{
-    /* xorshift64*: Vigna, arXiv:1402.6246. */
-    w->random ^= w->random >> 12;
-    w->random ^= w->random << 25;
-    w->random ^= w->random >> 27;
-    return (w->random * 0x2545f4914f6cdd1dull >> 33) % below;
-}
+static uint64_t draw(world *w, uint64_t below) { return (xorshift_star(&w->random) >> 33) % below; }
 
 static uint64_t address(int unit)
 {

@@ -16,6 +16,7 @@
 #include "hb_oracle.h"
 #include "trace.h"
 #include "worked_step.h"
+#include "xorshift.h"
 
 enum { A = WORKED_COMPUTE, B = FSDP_LANE_GATHER, C = FSDP_LANE_REDUCE, READ = 0, WRITE = 1 };
 
@@ -372,12 +373,7 @@ static void a_tape_that_lost_records_is_not_judged(void **state)
 
 enum { MAX_RANDOM = 160 };
 
-/* xorshift64*, Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2016 */
-static uint64_t draw(uint64_t *seed, uint64_t below)
-{
-    *seed ^= *seed >> 12, *seed ^= *seed << 25, *seed ^= *seed >> 27;
-    return (*seed * 2685821657736338717u >> 32) % below;
-}
+static uint64_t draw(uint64_t *seed, uint64_t below) { return (xorshift_star(seed) >> 32) % below; }
 
 static void random_record(fsdp_trace_record *record, uint64_t *seed, uint64_t n_streams, uint64_t n_bytes,
                           uint64_t syncs)

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "snapshot_rig.h"
+#include "xorshift.h"
 
 static void check_piece(const fsdp__snapshot_piece *p, fsdp__piece_kind kind, uint64_t offset, uint64_t bytes,
                         const char *words)
@@ -265,13 +266,7 @@ static void pools_of_models_say_whose_they_are_and_units_own_their_blocks(void *
 
 static uint64_t random_state;
 
-static size_t random_below(size_t bound)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (size_t)(random_state % bound);
-}
+static size_t random_below(size_t bound) { return (size_t)(xorshift(&random_state) % bound); }
 
 enum { MOST_LIVE = 24 };
 

@@ -15,6 +15,7 @@
 
 #include "svg_assert.h"
 #include "tools/fsdp_memory_svg.h"
+#include "xorshift.h"
 
 /* Two pools. The first: 10240 bytes in two segments, with a block of each kind. */
 static const char sample[] =
@@ -319,13 +320,7 @@ static void a_file_cut_off_anywhere_is_told_to_be(void **state)
 
 static uint64_t random_state;
 
-static size_t random_below(size_t bound)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (size_t)(random_state % bound);
-}
+static size_t random_below(size_t bound) { return (size_t)(xorshift(&random_state) % bound); }
 
 /* One random edit of text, which has room. Returns the new length. */
 static size_t mutate(char *text, size_t n)

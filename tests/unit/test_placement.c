@@ -15,6 +15,7 @@
 #include "hostmem.h"
 #include "monotonic.h"
 #include "placement.h"
+#include "xorshift.h"
 
 enum { ALIGNMENT = 256, MAX_LIVES = 10000 };
 
@@ -98,13 +99,7 @@ static void assert_valid(uint32_t n, const fsdp__placement *result)
 
 static uint64_t random_state;
 
-static uint64_t random_below(uint64_t bound)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state % bound;
-}
+static uint64_t random_below(uint64_t bound) { return xorshift(&random_state) % bound; }
 
 static uint64_t seed(void)
 {

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tree.h"
+#include "xorshift.h"
 
 enum { MAX_NODES = 512, STEPS = 6000, SEEDS = 8 };
 
@@ -29,15 +30,6 @@ static bool less_key(const fsdp__tree_node *a, const fsdp__tree_node *b)
     const item *x = (const item *)(const void *)((const char *)a - offsetof(item, node));
     const item *y = (const item *)(const void *)((const char *)b - offsetof(item, node));
     return x->key < y->key;
-}
-
-/* xorshift64*: Vigna, arXiv:1402.6246. */
-static uint64_t draw(uint64_t *state)
-{
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * 0x2545f4914f6cdd1dull;
 }
 
 /* The same, the plain way. */
@@ -109,17 +101,17 @@ static void a_tree_answers_as_a_sorted_array(void **state)
         for (size_t i = 0; i < MAX_NODES; i++) unused[i] = &pool[i];
         uint64_t serial = 0, random = seed * 0x9e3779b97f4a7c15ull;
         for (int step = 0; step < STEPS; step++) {
-            uint64_t key = draw(&random) % 4096;
+            uint64_t key = xorshift_star(&random) % 4096;
             size_t i = lower(&s, key);
             assert_ptr_equal(first_from(&tree, key), i < s.n ? s.at[i] : NULL);
             bool there = i < s.n && s.at[i]->key == key;
             bool grows = (unsigned)step / 700 % 2 == 0; /* fill up and run down in turns */
-            if (!there && n_unused > 0 && (grows || draw(&random) % 4 == 0)) {
+            if (!there && n_unused > 0 && (grows || xorshift_star(&random) % 4 == 0)) {
                 item *it = unused[--n_unused];
                 it->key = key;
                 fsdp__tree_insert(&tree, &it->node, serial++, less_key);
                 sorted_insert(&s, it);
-            } else if (s.n > 0 && (!grows || draw(&random) % 4 == 0)) {
+            } else if (s.n > 0 && (!grows || xorshift_star(&random) % 4 == 0)) {
                 if (i == s.n) i = 0;
                 fsdp__tree_remove(&tree, &s.at[i]->node);
                 unused[n_unused++] = s.at[i];
