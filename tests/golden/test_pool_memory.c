@@ -7,14 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ok.h"
 #include "pool_matrix.h"
 
 enum { PAD_ELEMS = 128, PAGE = 4096 };
-
-#define OK(call)                                                             \
-    do {                                                                     \
-        if ((call) != FSDP_OK) fail_msg("%s: %s", #call, fsdp_last_error()); \
-    } while (0)
 
 static const char *name_case(const pool_case *c)
 {

@@ -13,6 +13,7 @@
 #include "captured.h"
 #include "faulty.h"
 #include "graphs.h"
+#include "ok.h"
 
 typedef struct alone {
     graphs g;
@@ -22,10 +23,6 @@ typedef struct alone {
     fsdp_capture *capture;
 } alone;
 
-#define OK(call)                                                             \
-    do {                                                                     \
-        if ((call) != FSDP_OK) fail_msg("%s: %s", #call, fsdp_last_error()); \
-    } while (0)
 #define REFUSED(call, code, words) assert_refused((call), (code), (words), #call)
 
 static void assert_refused(fsdp_status status, fsdp_status code, const char *words, const char *call)

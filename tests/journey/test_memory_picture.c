@@ -17,12 +17,8 @@
 #include <unistd.h>
 
 #include "fsdp/fsdp.h"
+#include "ok.h"
 #include "tools/fsdp_memory_read.h"
-
-#define OK(call)                                                             \
-    do {                                                                     \
-        if ((call) != FSDP_OK) fail_msg("%s: %s", #call, fsdp_last_error()); \
-    } while (0)
 
 enum { LAYERS = 12, WIDTH = 768, VOCABULARY = 50257, CONTEXT = 1024, BATCH = 2, HEADS = 12, STOP = 6, MIB = 1 << 20 };
 

@@ -15,12 +15,8 @@
 #include <unistd.h>
 
 #include "fsdp/fsdp.h"
+#include "ok.h"
 #include "tools/fsdp_memory_read.h"
-
-#define OK(call)                                                             \
-    do {                                                                     \
-        if ((call) != FSDP_OK) fail_msg("%s: %s", #call, fsdp_last_error()); \
-    } while (0)
 
 enum { SEGMENT = 65536 };
 
