@@ -10,6 +10,7 @@
 #include "gpu_toy.h"
 #include "toy_assert.h"
 #include "toy_programs.h"
+#include "toy_ways.h"
 
 #include <math.h>
 
@@ -142,16 +143,7 @@ static void an_optimizer_of_ones_own_gives_the_librarys_bits(void **unused)
 
 /* ---- Ways of running ---- */
 
-typedef struct way {
-    uint32_t depth, grad_buffers;
-    uint64_t prefetch_bytes, jitter_ns, seed;
-    uint32_t debug;
-    bool reduce_comm;
-    toy_pace pace;
-    toy_eval eval;
-} way;
-
-static const way ways[] = {
+static const toy_way ways[] = {
     {0, 2, 0, 0, 0, 0, false, TOY_AHEAD, TOY_EVAL_NONE},
     {1, 2, 0, 0, 0, 0, false, TOY_AHEAD, TOY_EVAL_NONE},
     {2, 2, 0, 0, 0, 0, false, TOY_AHEAD, TOY_EVAL_NONE},
@@ -176,17 +168,8 @@ static void check_ways(toy_config config, uint32_t n)
 {
     static toy_config configs[WAYS];
     for (uint32_t i = 0; i < n; i++) {
-        const way *w = &ways[i];
         configs[i] = config;
-        configs[i].depth = w->depth;
-        configs[i].grad_buffers = w->grad_buffers;
-        configs[i].prefetch_bytes = w->prefetch_bytes;
-        configs[i].jitter_ns = w->jitter_ns;
-        configs[i].jitter_seed = w->seed;
-        configs[i].debug = w->debug;
-        configs[i].reduce_comm = w->reduce_comm;
-        configs[i].pace = w->pace;
-        configs[i].eval = w->eval;
+        toy_go(&configs[i], &ways[i]);
     }
     run_each(configs, n, results);
     for (uint32_t i = 1; i < n; i++) {

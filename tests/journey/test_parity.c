@@ -3,6 +3,7 @@
  * norms and parameters, and those of a plain loop without shards and streams. With the argument "processes" all ranks are
  * processes. */
 #include "toy_assert.h"
+#include "toy_ways.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -28,18 +29,9 @@ static int free_results(void **unused)
 
 /* ---- Ways of running ---- */
 
-typedef struct way {
-    uint32_t depth, grad_buffers;
-    uint64_t prefetch_bytes, jitter_ns, seed;
-    uint32_t debug;
-    bool reduce_comm;
-    toy_pace pace;
-    toy_eval eval;
-} way;
-
 enum { JITTER = 60000 };
 
-static const way ways[] = {
+static const toy_way ways[] = {
     {0, 2, 0, 0, 0, 0, false, TOY_AHEAD, 0},
     {1, 2, 0, 0, 0, 0, false, TOY_AHEAD, 0},
     {2, 2, 0, 0, 0, 0, false, TOY_AHEAD, 0},
@@ -61,26 +53,13 @@ static const way ways[] = {
     {4, 1, 50000, 0, 0, 0, false, TOY_HOOK_BY_HOOK, TOY_EVAL_SURPRISE},
 };
 
-static void go(toy_config *config, const way *w)
-{
-    config->depth = w->depth;
-    config->grad_buffers = w->grad_buffers;
-    config->prefetch_bytes = w->prefetch_bytes;
-    config->jitter_ns = w->jitter_ns;
-    config->jitter_seed = w->seed;
-    config->debug = w->debug;
-    config->reduce_comm = w->reduce_comm;
-    config->pace = w->pace;
-    config->eval = w->eval;
-}
-
 static void check_all_ways(toy_config config)
 {
     config.values = false;
     toy_assert_run(&config, NULL, NULL, base);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i += TOY_REDUCED ? 3 : 1) {
         toy_config varied = config;
-        go(&varied, &ways[i]);
+        toy_go(&varied, &ways[i]);
         TOY_CASE("way %zu:", i);
         toy_assert_run(&varied, NULL, NULL, other);
         toy_assert_same(&other[0], &base[0]);
