@@ -74,6 +74,15 @@ void keep(member *m, fsdp_status status)
     snprintf(m->said, sizeof m->said, "%s", status == FSDP_OK ? "" : fsdp_last_error());
 }
 
+fsdp_status visit(member *m, uint32_t unit, bool backward)
+{
+    fsdp_view view = FSDP_VIEW_INIT;
+    fsdp_status status =
+        backward ? fsdp_backward_begin(m->unit[unit], m->s, &view) : fsdp_forward_begin(m->unit[unit], m->s, &view);
+    if (status != FSDP_OK) return status;
+    return backward ? fsdp_backward_end(m->unit[unit], m->s) : fsdp_forward_end(m->unit[unit], m->s);
+}
+
 fsdp_status all_reduce(member *m, uint64_t count)
 {
     return fsdp_all_reduce(fsdp_context_comm(m->ctx), m->data, m->data, count, FSDP_DTYPE_FP32, m->s, NULL);

@@ -67,6 +67,7 @@ void open_all(member *m);
 void close_context(member *m);
 void close_all(member *m);
 fsdp_status all_reduce(member *m, uint64_t count);
+fsdp_status visit(member *m, uint32_t unit, bool backward);
 
 void read_file(member *m, const char *path);
 bool is_there(const member *m); /* the rank's flight file */

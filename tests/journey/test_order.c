@@ -11,15 +11,6 @@ typedef struct oddity {
     const char *others, *odd; /* what the first difference says of them, without the number */
 } oddity;
 
-static fsdp_status visit(member *m, uint32_t unit, bool backward)
-{
-    fsdp_view view = FSDP_VIEW_INIT;
-    fsdp_status status =
-        backward ? fsdp_backward_begin(m->unit[unit], m->s, &view) : fsdp_forward_begin(m->unit[unit], m->s, &view);
-    if (status != FSDP_OK) return status;
-    return backward ? fsdp_backward_end(m->unit[unit], m->s) : fsdp_forward_end(m->unit[unit], m->s);
-}
-
 static fsdp_status pass(member *m, const oddity *o, bool train)
 {
     fsdp_pass_args args = FSDP_PASS_ARGS_INIT;

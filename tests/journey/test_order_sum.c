@@ -35,15 +35,6 @@ static const fsdp_backend *silent_backend(void)
     return &backend;
 }
 
-static fsdp_status visit(member *m, uint32_t unit, bool backward)
-{
-    fsdp_view view = FSDP_VIEW_INIT;
-    fsdp_status status =
-        backward ? fsdp_backward_begin(m->unit[unit], m->s, &view) : fsdp_forward_begin(m->unit[unit], m->s, &view);
-    if (status != FSDP_OK) return status;
-    return backward ? fsdp_backward_end(m->unit[unit], m->s) : fsdp_forward_end(m->unit[unit], m->s);
-}
-
 static fsdp_status pass(member *m, int32_t which, const uint32_t *order, uint32_t n)
 {
     fsdp_pass_args args = FSDP_PASS_ARGS_INIT;
