@@ -17,9 +17,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "bare_recorder.h"
 #include "flight_file.h"
 #include "fsdp/fsdp.h"
-#include "order.h"
 
 enum { ALL = FSDP_FLIGHT_CALLS };
 
@@ -28,26 +28,6 @@ enum { ALL = FSDP_FLIGHT_CALLS };
         fsdp_status ok_ = (call);                                                                    \
         if (ok_ != FSDP_OK) fail_msg("%s: %s: %s", #call, fsdp_status_name(ok_), fsdp_last_error()); \
     } while (0)
-
-static fsdp_collective gather_of(const char *label, const char *pass, uint64_t count)
-{
-    return (fsdp_collective){
-        .kind = FSDP_OPERATION_ALL_GATHER, .dtype = FSDP_DTYPE_BF16, .count = count, .label = label, .pass = pass};
-}
-
-/* A context's recorder without a context. */
-static fsdp_context *bare(void)
-{
-    fsdp_context *ctx = aligned_alloc(64, (sizeof *ctx + 63) / 64 * 64);
-    assert_non_null(ctx);
-    memset(ctx, 0, sizeof *ctx);
-    return ctx;
-}
-
-static void add(fsdp_context *ctx, uint32_t comm, fsdp_collective c)
-{
-    fsdp__flight_add(&ctx->flight, comm, &c, 1, fsdp__point_of(1, 1), 7);
-}
 
 static uint64_t hash_of(const fsdp_context *ctx, uint32_t comm)
 {

@@ -12,28 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "bare_recorder.h"
 #include "fsdp/fsdp.h"
-#include "order.h"
-
-static fsdp_collective gather_of(const char *label, const char *pass, uint64_t count)
-{
-    return (fsdp_collective){
-        .kind = FSDP_OPERATION_ALL_GATHER, .dtype = FSDP_DTYPE_BF16, .count = count, .label = label, .pass = pass};
-}
-
-/* A context's recorder without a context. */
-static fsdp_context *bare(void)
-{
-    fsdp_context *ctx = aligned_alloc(64, (sizeof *ctx + 63) / 64 * 64);
-    assert_non_null(ctx);
-    memset(ctx, 0, sizeof *ctx);
-    return ctx;
-}
-
-static void add(fsdp_context *ctx, uint32_t comm, fsdp_collective c)
-{
-    fsdp__flight_add(&ctx->flight, comm, &c, 1, fsdp__point_of(1, 1), 7);
-}
 
 enum { WORLD = 4 };
 
