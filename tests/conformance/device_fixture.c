@@ -155,3 +155,17 @@ bool is_done(fixture *f, int event)
     DO(f->ops->event_query(f->dev, f->event[event], &done));
     return done;
 }
+
+void assert_jitter_delays(const device_suite *suite)
+{
+    enum { N = 64, JITTER_NS = 2000000 };
+    static fixture f;
+    fsdp_span span[N] = {{0, 0}};
+    assert_true(fixture_open(&f, suite, 0, JITTER_NS, 7));
+    for (int i = 0; i < N; i++) launch(&f, 0, (fsdp_device_op){.kind = FSDP_OPERATION_DELAY, .u.delay = {0}}, &span[i]);
+    drain(&f, 0);
+    int n_delayed = 0;
+    for (int i = 1; i < N; i++) n_delayed += span[i].start_ns - span[i - 1].end_ns >= JITTER_NS / 10;
+    assert_true(n_delayed >= N / 4);
+    fixture_close(&f);
+}

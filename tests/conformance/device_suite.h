@@ -74,6 +74,10 @@ void fixture_close(fixture *f);
 int fixture_setup(void **state); /* for CMocka: the initial state is a device_suite */
 int fixture_teardown(void **state);
 
+/* About half of the operations of a device with jitter. A delay is at least what was drawn, so gaps can only be longer: this
+ * cannot fail on a slow machine. */
+void assert_jitter_delays(const device_suite *suite);
+
 /* Device memory that fixture_close frees. */
 void *fixture_block(fixture *f, uint64_t bytes);
 void launch(fixture *f, int stream, fsdp_device_op op, fsdp_span *span);

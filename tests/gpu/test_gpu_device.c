@@ -119,16 +119,7 @@ static void queries_and_memory_work_while_a_stream_captures(void **state)
 static void jitter_delays_about_half_of_the_operations(void **state)
 {
     (void)state;
-    enum { N = 64, JITTER_NS = 2000000 };
-    static fixture f;
-    fsdp_span span[N] = {{0, 0}};
-    assert_true(fixture_open(&f, &suite, 0, JITTER_NS, 7));
-    for (int i = 0; i < N; i++) launch(&f, 0, (fsdp_device_op){.kind = FSDP_OPERATION_DELAY, .u.delay = {0}}, &span[i]);
-    drain(&f, 0);
-    int n_delayed = 0;
-    for (int i = 1; i < N; i++) n_delayed += span[i].start_ns - span[i - 1].end_ns >= JITTER_NS / 10;
-    assert_true(n_delayed >= N / 4);
-    fixture_close(&f);
+    assert_jitter_delays(&suite);
 }
 
 /* Within 5 ms: they are two clocks. */
