@@ -163,14 +163,6 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-__global__ void __launch_bounds__(THREADS) finish_mean(float *out, const float *partial, float factor)
-{
-    float total = 0.0f;
-    for (int i = threadIdx.x; i < LOSS_BLOCKS; i += THREADS) total += partial[i];
-    total = block_sum(total);
-    if (threadIdx.x == 0) *out = total * factor;
-}
-
 __global__ void input_values(bf16 *dst, uint32_t seed, uint64_t count)
 {
     const uint64_t at = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -219,7 +211,7 @@ static void load_kernels(void)
                                    (const void *)to_bf16,
                                    (const void *)partial_sums,
                                    (const void *)square_loss,
-                                   (const void *)finish_mean,
+                                   (const void *)add_sums,
                                    (const void *)input_values};
     cudaFuncAttributes attributes;
     for (const void *kernel : kernels) MUST(cudaFuncGetAttributes(&attributes, kernel));
@@ -320,12 +312,12 @@ void block_loss(block_math *m)
     const bf16 *y = m->x[m->config.layers];
     if (m->config.fused) {
         square_loss<<<LOSS_BLOCKS, THREADS, 0, s>>>(m->partial, m->dy, y, 2.0f * mean, count);
-        finish_mean<<<1, THREADS, 0, s>>>(m->loss, m->partial, mean);
+        add_sums<<<1, THREADS, 0, s>>>(m->loss, m->partial, LOSS_BLOCKS, mean);
     } else {
         to_float<<<quads, THREADS, 0, s>>>(m->y32, y, count);
         product<<<quads, THREADS, 0, s>>>(m->square, m->y32, m->y32, 1.0f, count);
         partial_sums<<<LOSS_BLOCKS, THREADS, 0, s>>>(m->partial, m->square, count);
-        finish_mean<<<1, THREADS, 0, s>>>(m->loss, m->partial, mean);
+        add_sums<<<1, THREADS, 0, s>>>(m->loss, m->partial, LOSS_BLOCKS, mean);
         product<<<quads, THREADS, 0, s>>>(m->g32, nullptr, nullptr, mean, count);      /* mean's backward */
         product<<<quads, THREADS, 0, s>>>(m->square, m->y32, nullptr, 1.0f, count);    /* pow's: y to the power of 1, */
         product<<<quads, THREADS, 0, s>>>(m->square, m->square, nullptr, 2.0f, count); /* times 2, */

@@ -38,6 +38,15 @@ __device__ float block_sum(float mine)
     return sums[0];
 }
 
+/* One block: the sum of count numbers, times factor. */
+__global__ void __launch_bounds__(THREADS) add_sums(float *out, const float *partial, uint32_t count, float factor)
+{
+    float total = 0.0f;
+    for (uint32_t i = threadIdx.x; i < count; i += THREADS) total += partial[i];
+    total = block_sum(total);
+    if (threadIdx.x == 0) *out = total * factor;
+}
+
 /* Four elements a thread. */
 __global__ void to_bf16(bf16 *dst, const float *src, uint64_t count)
 {

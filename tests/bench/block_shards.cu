@@ -25,14 +25,6 @@ __global__ void __launch_bounds__(THREADS) square_sums(float *partial, const flo
     if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-__global__ void __launch_bounds__(THREADS) add_sums(float *out, const float *partial, uint32_t count)
-{
-    float total = 0.0f;
-    for (uint32_t i = threadIdx.x; i < count; i += THREADS) total += partial[i];
-    total = block_sum(total);
-    if (threadIdx.x == 0) *out = total;
-}
-
 __global__ void clip(block_record *record, const float *sum, float factor, float max_norm)
 {
     record->norm = sqrtf(*sum) * factor;
@@ -100,7 +92,7 @@ void block_square_sums(float *partial, const float *x, uint64_t count, cudaStrea
 
 void block_add_sums(float *out, const float *partial, uint32_t n, cudaStream_t stream)
 {
-    add_sums<<<1, THREADS, 0, stream>>>(out, partial, n * BLOCK_SUMS);
+    add_sums<<<1, THREADS, 0, stream>>>(out, partial, n * BLOCK_SUMS, 1.0f);
     MUST(cudaGetLastError());
 }
 
