@@ -180,32 +180,40 @@ static void print_series(bool json, const char *name, const char *unit, series *
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
-static void print_head(const block_way *way, uint64_t tokens)
+static const char *yes(bool flag) { return flag ? "true" : "false"; }
+
+static void print_head_json(const block_way *way, const char *compute, uint64_t tokens, int nccl)
 {
     const block_options *o = way->options;
-    const char *name = o->library ? "library" : "bare", *compute = o->fused ? "fused" : "plain";
+    printf("{\"way\":\"%s\",\"compute\":\"%s\",\"world\":%u,\"layers\":%u,\"dim\":%u,\"tokens\":%llu,\"depth\":%u,"
+           "\"comms\":%u",
+           o->library ? "library" : "bare", compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens,
+           o->depth, o->comms);
+    printf(",\"window\":%s,\"cta_zero\":%s,\"keep\":%s,\"one_lane\":%s,\"no_bias\":%s,\"clip\":%s", yes(o->window),
+           yes(o->cta_zero), yes(o->keep), yes(o->one_lane), yes(o->no_bias), yes(o->clip));
+    printf(",\"pad\":%llu,\"nccl\":%d,\"path\":\"%s\"", (unsigned long long)o->pad, nccl, way->path);
+}
+
+static void print_head_text(const block_way *way, const char *compute, uint64_t tokens, int nccl)
+{
+    const block_options *o = way->options;
+    printf("%s, %s compute: world %u, %u layers × %u, %llu tokens, depth %u, %u communicator%s",
+           o->library ? "library" : "bare", compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens,
+           o->depth, o->comms, o->comms == 1 ? "" : "s");
+    printf("%s%s%s%s%s%s, NCCL %d %s\n", o->window ? ", windows" : "", o->cta_zero ? ", no CTAs" : "",
+           o->keep ? ", keeping depth + 1" : "", o->one_lane ? ", one lane" : "", o->no_bias ? ", no biases" : "",
+           o->clip ? ", clipping" : "", nccl, way->path);
+    printf("    a rank's part of a gather: %llu bytes\n",
+           (unsigned long long)block_padded_elems(o, way->launch.world) / way->launch.world * 2);
+}
+
+static void print_head(const block_way *way, uint64_t tokens)
+{
+    const char *compute = way->options->fused ? "fused" : "plain";
     int nccl = 0;
     NCCL(ncclGetVersion(&nccl));
-    if (o->json)
-        printf("{\"way\":\"%s\",\"compute\":\"%s\",\"world\":%u,\"layers\":%u,\"dim\":%u,\"tokens\":%llu,\"depth\":%u,"
-               "\"comms\":%u,\"window\":%s,\"cta_zero\":%s,\"keep\":%s,\"one_lane\":%s,\"no_bias\":%s,\"clip\":%s,"
-               "\"pad\":%llu,"
-               "\"nccl\":%d,\"path\":\"%s\"",
-               name, compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens, o->depth, o->comms,
-               o->window ? "true" : "false", o->cta_zero ? "true" : "false", o->keep ? "true" : "false",
-               o->one_lane ? "true" : "false", o->no_bias ? "true" : "false", o->clip ? "true" : "false",
-               (unsigned long long)o->pad, nccl, way->path);
-    else
-        printf(
-            "%s, %s compute: world %u, %u layers × %u, %llu tokens, depth %u, %u communicator%s%s%s%s%s%s%s, NCCL %d "
-            "%s\n",
-            name, compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens, o->depth, o->comms,
-            o->comms == 1 ? "" : "s", o->window ? ", windows" : "", o->cta_zero ? ", no CTAs" : "",
-            o->keep ? ", keeping depth + 1" : "", o->one_lane ? ", one lane" : "", o->no_bias ? ", no biases" : "",
-            o->clip ? ", clipping" : "", nccl, way->path);
-    if (!o->json)
-        printf("    a rank's part of a gather: %llu bytes\n",
-               (unsigned long long)block_padded_elems(o, way->launch.world) / way->launch.world * 2);
+    if (way->options->json) print_head_json(way, compute, tokens, nccl);
+    else print_head_text(way, compute, tokens, nccl);
 }
 
 static void print_bytes(const block_way *way, const figures *f)
