@@ -363,6 +363,27 @@ fsdp_status fsdp__launch_check(const fsdp_launch *launch)
     return FSDP_OK;
 }
 
+fsdp_status fsdp__launch_of_config(const char *what, const fsdp_launch *given, bool has_local, uint32_t rank,
+                                   fsdp_launch *out_launch)
+{
+    fsdp_launch launch = FSDP_LAUNCH_INIT;
+    FSDP_TRY(fsdp__read_config("fsdp_launch", &launch, sizeof launch, given, sizeof launch));
+    if (has_local)
+        return fsdp__fail(FSDP_ERR_ARG, "%s: ranks are threads (local) or processes (launch), not both", what);
+    if (rank != 0)
+        return fsdp__fail(FSDP_ERR_ARG, "%s.rank is %u: with launch the rank is launch's, leave this 0", what, rank);
+    FSDP_TRY(fsdp__launch_check(&launch));
+    *out_launch = launch;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp__launch_thread(const char *what, bool has_local, uint32_t rank, uint32_t world)
+{
+    if (rank < world) return FSDP_OK;
+    return fsdp__fail(FSDP_ERR_ARG, "%s.rank is %u in a world of %u%s", what, rank, world,
+                      has_local ? "" : " (local and launch are NULL)");
+}
+
 static const char *get_real(void *arg, const char *name)
 {
     (void)arg;

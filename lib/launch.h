@@ -29,6 +29,12 @@ fsdp_status fsdp__launch_read(const fsdp__launch_env *env, fsdp_launch *out_laun
 /* What a launch that was filled by hand may have wrong. Errors: ARG. */
 fsdp_status fsdp__launch_check(const fsdp_launch *launch);
 
+/* The launch of a backend's config (`what`), which makes ranks processes: then it has no local and leaves rank 0. */
+fsdp_status fsdp__launch_of_config(const char *what, const fsdp_launch *given, bool has_local, uint32_t rank,
+                                   fsdp_launch *out_launch);
+/* The rank of such a config without launch, in a world of threads or of one. */
+fsdp_status fsdp__launch_thread(const char *what, bool has_local, uint32_t rank, uint32_t world);
+
 /* address, port and nonce of a launch whose place and launcher are known. */
 fsdp_status fsdp__launch_meet(const fsdp__launch_env *env, fsdp_launch *launch);
 

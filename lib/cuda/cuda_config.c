@@ -6,14 +6,8 @@
 
 static fsdp_status read_launch(const fsdp_cuda_config *config, fsdp__cuda_setup *out)
 {
-    fsdp_launch launch = FSDP_LAUNCH_INIT;
-    FSDP_TRY(fsdp__read_config("fsdp_launch", &launch, sizeof launch, config->launch, sizeof launch));
-    if (config->local != NULL)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_cuda_config: ranks are threads (local) or processes (launch), not both");
-    if (config->rank != 0)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_cuda_config.rank is %u: with launch the rank is launch's, leave this 0",
-                          config->rank);
-    FSDP_TRY(fsdp__launch_check(&launch));
+    fsdp_launch launch;
+    FSDP_TRY(fsdp__launch_of_config("fsdp_cuda_config", config->launch, config->local != NULL, config->rank, &launch));
     if (launch.world > FSDP__MAX_WORLD)
         return fsdp__fail(FSDP_ERR_UNSUPPORTED, "fsdp_launch: a world of %u: at most %d ranks", launch.world,
                           FSDP__MAX_WORLD);
@@ -39,9 +33,7 @@ fsdp_status fsdp__cuda_setup_read(const void *given, fsdp__cuda_setup *out_setup
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_cuda_config.side is set without launch: threads have their local's");
     if (config->local != NULL) setup.world = fsdp__local_world(config->local);
     setup.rank = config->rank;
-    if (setup.rank >= setup.world)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_cuda_config.rank is %u in a world of %u%s", setup.rank, setup.world,
-                          config->local == NULL ? " (local and launch are NULL)" : "");
+    FSDP_TRY(fsdp__launch_thread("fsdp_cuda_config", config->local != NULL, setup.rank, setup.world));
     *out_setup = setup;
     return FSDP_OK;
 }
