@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* One device under test, and short names for what tests ask of it. */
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -169,3 +170,33 @@ void assert_jitter_delays(const device_suite *suite)
     assert_true(n_delayed >= N / 4);
     fixture_close(&f);
 }
+
+fsdp_device_op delay_op(uint64_t ns) { return (fsdp_device_op){.kind = FSDP_OPERATION_DELAY, .u.delay = {ns}}; }
+
+fsdp_device_op fill_op(void *dst, uint8_t byte, uint64_t bytes)
+{
+    return (fsdp_device_op){.kind = FSDP_OPERATION_FILL, .u.fill = {dst, bytes, byte}};
+}
+
+fsdp_device_op copy_op(void *dst, const void *src, uint64_t bytes)
+{
+    return (fsdp_device_op){.kind = FSDP_OPERATION_COPY, .u.copy = {dst, src, bytes}};
+}
+
+void assert_never(fixture *f, int event)
+{
+    assert_int_equal(f->ops->event_wait(f->dev, f->event[event], FIXTURE_NEVER_NS), FSDP_ERR_TIMEOUT);
+    assert_false(is_done(f, event));
+}
+
+void need_host_calls(const fixture *f)
+{
+    if (!f->caps.can_host_call) skip();
+}
+
+void need_data(const fixture *f)
+{
+    if (!f->caps.has_data) skip();
+}
+
+void set_flag(void *arg) { atomic_store((atomic_int *)arg, 1); }

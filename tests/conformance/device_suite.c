@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Streams, events and errors of any backend. Order is asserted three ways: by spans (all backends), by data, and by gates:
+/* Streams and events of any backend. Order is asserted three ways: by spans (all backends), by data, and by gates:
  * host calls that hold a stream until the test lets go, so that "does not happen before" is asserted without a race. */
 #include "device_suite.h"
 
@@ -8,37 +8,7 @@
 
 enum { A, B, C, D }; /* streams */
 
-static const uint64_t SHORT_NS = 2000000,
-                      NEVER_NS = 20000000; /* a delay; how long a test looks at what cannot happen */
-
-static fsdp_device_op delay_op(uint64_t ns) { return (fsdp_device_op){.kind = FSDP_OPERATION_DELAY, .u.delay = {ns}}; }
-
-static fsdp_device_op fill_op(void *dst, uint8_t byte, uint64_t bytes)
-{
-    return (fsdp_device_op){.kind = FSDP_OPERATION_FILL, .u.fill = {dst, bytes, byte}};
-}
-
-static fsdp_device_op copy_op(void *dst, const void *src, uint64_t bytes)
-{
-    return (fsdp_device_op){.kind = FSDP_OPERATION_COPY, .u.copy = {dst, src, bytes}};
-}
-
-/* The stream has not got to the event, and cannot. */
-static void assert_never(fixture *f, int event)
-{
-    assert_int_equal(f->ops->event_wait(f->dev, f->event[event], NEVER_NS), FSDP_ERR_TIMEOUT);
-    assert_false(is_done(f, event));
-}
-
-static void need_host_calls(const fixture *f)
-{
-    if (!f->caps.can_host_call) skip();
-}
-
-static void need_data(const fixture *f)
-{
-    if (!f->caps.has_data) skip();
-}
+static const uint64_t SHORT_NS = 2000000; /* a delay */
 
 /* ---- Order ---- */
 
@@ -275,7 +245,7 @@ static void a_wait_of_the_host_times_out_and_can_be_asked_again(void **state)
     record(f, 0, A);
     assert_int_equal(f->ops->event_wait(f->dev, f->event[0], 0), FSDP_ERR_TIMEOUT);
     assert_never(f, 0);
-    assert_int_equal(f->ops->stream_drain(f->dev, f->stream[A], NEVER_NS), FSDP_ERR_TIMEOUT);
+    assert_int_equal(f->ops->stream_drain(f->dev, f->stream[A], FIXTURE_NEVER_NS), FSDP_ERR_TIMEOUT);
     DO(f->ops->check(f->dev));
     open_gate(f, 0);
     DO(f->ops->event_wait(f->dev, f->event[0], UINT64_MAX));
@@ -295,8 +265,6 @@ static void a_warm_event_is_recorded_thousands_of_times(void **state)
 }
 
 /* ---- Streams and memory ---- */
-
-static void set_flag(void *arg) { atomic_store((atomic_int *)arg, 1); }
 
 static void destroying_a_stream_lets_it_finish(void **state)
 {
@@ -371,134 +339,6 @@ static void what_is_no_operation_of_a_stream_is_refused(void **state)
     DO(f->ops->check(f->dev));
 }
 
-/* ---- Errors ---- */
-
-static void *check_elsewhere(void *arg)
-{
-    fixture *f = arg;
-    bool right = f->ops->check(f->dev) == FSDP_ERR_ABORTED && fsdp_last_error()[0] != 0;
-    return right ? f : NULL;
-}
-
-static void an_error_is_sticky_and_has_its_sentence_on_every_thread(void **state)
-{
-    fixture *f = *state;
-    DO(f->ops->check(f->dev));
-    f->ops->abort(f->dev);
-    char sentence[256];
-    for (int i = 0; i < 3; i++) {
-        assert_int_equal(f->ops->check(f->dev), FSDP_ERR_ABORTED);
-        if (i == 0) strncpy(sentence, fsdp_last_error(), sizeof sentence - 1), sentence[sizeof sentence - 1] = 0;
-        assert_string_equal(fsdp_last_error(), sentence);
-    }
-    assert_int_not_equal(strlen(sentence), 0);
-    pthread_t thread;
-    void *right = NULL;
-    assert_int_equal(pthread_create(&thread, NULL, check_elsewhere, f), 0);
-    pthread_join(thread, &right);
-    assert_ptr_equal(right, f);
-    bool done;
-    fsdp_device_op op = delay_op(1);
-    assert_int_equal(f->ops->launch(f->dev, f->stream[A], &op, NULL), FSDP_ERR_ABORTED);
-    assert_int_equal(f->ops->event_record(f->dev, f->event[0], f->stream[A], NULL), FSDP_ERR_ABORTED);
-    assert_int_equal(f->ops->stream_wait(f->dev, f->stream[A], f->event[0], NULL), FSDP_ERR_ABORTED);
-    assert_int_equal(f->ops->event_query(f->dev, f->event[0], &done), FSDP_ERR_ABORTED);
-    assert_int_equal(f->ops->event_wait(f->dev, f->event[0], SECOND), FSDP_ERR_ABORTED);
-    assert_int_equal(f->ops->stream_drain(f->dev, f->stream[A], SECOND), FSDP_ERR_ABORTED);
-}
-
-static void after_an_error_no_data_is_touched_and_nobody_hangs(void **state)
-{
-    fixture *f = *state;
-    need_host_calls(f);
-    need_data(f);
-    atomic_int flag = 0;
-    char *x = fixture_block(f, 64);
-    void *pinned; /* so that no copy waits for the gate on the host */
-    DO(f->ops->mem_alloc(f->dev, f->caps.granularity, FSDP_MEMORY_KIND_PINNED, &pinned));
-    char *after = pinned;
-    launch(f, B, fill_op(x, 1, 64), NULL);
-    launch(f, B, copy_op(after, x, 64), NULL);
-    drain(f, B);
-    for (int k = 0; k < 64; k++) assert_int_equal(after[k], 1);
-    close_gate(f, A, 0);
-    launch(f, A, fill_op(x, 2, 64), NULL);
-    launch(f, A, copy_op(after, x, 64), NULL);
-    host_call(f, A, set_flag, &flag);
-    record(f, 0, A);
-    wait_event(f, B, 0);
-    record(f, 1, B);
-    memset(after, 9, 64);
-    f->ops->abort(f->dev);
-    assert_int_equal(f->ops->event_wait(f->dev, f->event[1], UINT64_MAX), FSDP_ERR_ABORTED);
-    open_gate(f, 0);
-    assert_int_equal(f->ops->stream_drain(f->dev, f->stream[A], UINT64_MAX), FSDP_ERR_ABORTED);
-    assert_int_equal(f->ops->stream_drain(f->dev, f->stream[B], UINT64_MAX), FSDP_ERR_ABORTED);
-    if (!f->suite->runs_on) {
-        assert_int_equal(atomic_load(&flag), 0);
-        for (int k = 0; k < 64; k++) assert_int_equal(after[k], 9);
-    }
-    f->ops->mem_free(f->dev, pinned, f->caps.granularity, FSDP_MEMORY_KIND_PINNED);
-}
-
-static void *wait_elsewhere(void *arg)
-{
-    fixture *f = arg;
-    return f->ops->event_wait(f->dev, f->event[0], UINT64_MAX) == FSDP_ERR_ABORTED ? f : NULL;
-}
-
-static void an_abort_wakes_the_host_delays_and_waiting_streams(void **state)
-{
-    fixture *f = *state;
-    need_host_calls(f); /* in virtual time an hour is over at once */
-    launch(f, A, delay_op(3600ull * SECOND), NULL);
-    record(f, 0, A);
-    wait_event(f, B, 0);
-    record(f, 1, B);
-    pthread_t thread;
-    void *woken = NULL;
-    assert_int_equal(pthread_create(&thread, NULL, wait_elsewhere, f), 0);
-    assert_never(f, 1);
-    f->ops->abort(f->dev);
-    pthread_join(thread, &woken);
-    assert_ptr_equal(woken, f);
-    assert_int_equal(f->ops->stream_drain(f->dev, f->stream[A], UINT64_MAX), FSDP_ERR_ABORTED);
-    assert_int_equal(f->ops->stream_drain(f->dev, f->stream[B], UINT64_MAX), FSDP_ERR_ABORTED);
-}
-
-static void an_abort_wakes_who_waits_for_a_stream_that_is_stuck(void **state)
-{
-    fixture *f = *state;
-    need_host_calls(f);
-    close_gate(f, A, 0);
-    record(f, 0, A);
-    wait_event(f, B, 0);
-    record(f, 1, B);
-    pthread_t thread;
-    void *woken = NULL;
-    assert_int_equal(pthread_create(&thread, NULL, wait_elsewhere, f), 0);
-    assert_never(f, 1);
-    f->ops->abort(f->dev);
-    pthread_join(thread, &woken);
-    assert_ptr_equal(woken, f);
-    f->ops->stream_destroy(f->dev, f->stream[B]); /* while the gate is closed */
-    f->stream[B] = NULL;
-}
-
-static void abort_from_inside(void *arg)
-{
-    fixture *f = arg;
-    f->ops->abort(f->dev);
-}
-
-static void an_abort_may_come_from_a_host_call(void **state)
-{
-    fixture *f = *state;
-    need_host_calls(f);
-    host_call(f, A, abort_from_inside, f);
-    assert_int_equal(f->ops->stream_drain(f->dev, f->stream[A], UINT64_MAX), FSDP_ERR_ABORTED);
-}
-
 /* ---- Debugging ---- */
 
 static void with_debug_sync_every_call_returns_when_it_is_done(void **state)
@@ -552,13 +392,8 @@ int run_device_suite(const device_suite *suite)
         TEST(more_memory_than_there_is_is_refused),
         TEST(the_clock_does_not_go_back),
         TEST(what_is_no_operation_of_a_stream_is_refused),
-        TEST(an_error_is_sticky_and_has_its_sentence_on_every_thread),
-        TEST(after_an_error_no_data_is_touched_and_nobody_hangs),
-        TEST(an_abort_wakes_the_host_delays_and_waiting_streams),
-        TEST(an_abort_wakes_who_waits_for_a_stream_that_is_stuck),
-        TEST(an_abort_may_come_from_a_host_call),
         TEST(with_debug_sync_every_call_returns_when_it_is_done),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) tests[i].initial_state = (void *)(uintptr_t)suite;
-    return cmocka_run_group_tests_name("device", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("device", tests, NULL, NULL) + run_device_error_suite(suite);
 }

@@ -31,7 +31,8 @@ typedef struct device_suite {
 } device_suite;
 
 /* Each returns how many tests failed. */
-int run_device_suite(const device_suite *suite); /* order, events, errors */
+int run_device_suite(const device_suite *suite); /* order, events, and the next */
+int run_device_error_suite(const device_suite *suite);
 int run_kernel_suite(const device_suite *suite); /* every operation against a plain reference */
 
 /* A host call that waits until the test opens it: keeps a stream at one place for as long as the test wants. */
@@ -85,8 +86,20 @@ void record(fixture *f, int event, int stream);
 void wait_event(fixture *f, int stream, int event);
 void drain(fixture *f, int stream);
 void host_call(fixture *f, int stream, fsdp_host_fn fn, void *arg);
+void set_flag(void *flag);                          /* for host_call: an atomic_int becomes 1 */
 void close_gate(fixture *f, int stream, int which); /* the stream stops here until open_gate */
 void open_gate(fixture *f, int which);
 bool is_done(fixture *f, int event);
+enum { FIXTURE_NEVER_NS = 20000000 }; /* how long a test looks at what cannot happen */
+/* The stream has not got to the event, and cannot. */
+void assert_never(fixture *f, int event);
+
+fsdp_device_op delay_op(uint64_t ns);
+fsdp_device_op fill_op(void *dst, uint8_t byte, uint64_t bytes);
+fsdp_device_op copy_op(void *dst, const void *src, uint64_t bytes);
+
+/* Skip the test where the device has none. */
+void need_host_calls(const fixture *f);
+void need_data(const fixture *f);
 
 #endif

@@ -23,16 +23,6 @@ static void fill_numbers(buffer *b, uint64_t count, fsdp_dtype dtype, uint64_t s
     for (uint64_t i = 0; i < count; i++) store(b->bytes, i, number(seed, i), dtype);
 }
 
-static fsdp_device_op fill_op(void *dst, uint8_t byte, uint64_t bytes)
-{
-    return (fsdp_device_op){.kind = FSDP_OPERATION_FILL, .u.fill = {dst, bytes, byte}};
-}
-
-static fsdp_device_op copy_op(void *dst, const void *src, uint64_t bytes)
-{
-    return (fsdp_device_op){.kind = FSDP_OPERATION_COPY, .u.copy = {dst, src, bytes}};
-}
-
 static void to_device(fixture *f, void *dst, const void *src, uint64_t bytes)
 {
     launch(f, 0, copy_op(dst, src, bytes), NULL);
