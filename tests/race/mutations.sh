@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.."
 # Programs of which a race test also says which of its judges saw the bug; then those that see what follows from it.
 race_tests=(test_alloc_race test_step_race)
 quick_tests=(test_clock test_alloc_ranges test_allocator_example test_counts test_step_table test_formula
-    test_capture test_capture_errors)
+    test_capture test_capture_errors test_capture_memory)
 slow_tests=(test_alloc test_parity test_passes)
 other_tests=("${quick_tests[@]}" "${slow_tests[@]}")
 export options_test_step_race=--quick
