@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* fsdp::jemalloc: the arena over pinned memory against a source of regions that counts and checks every one, and its hooks
- * one by one. Run once more with MALLOC_CONF=retain:false, where jemalloc asks other questions.
- *
- * jemalloc's own functions are looked up in what the library brought along: linked directly they would replace malloc. */
+ * one by one. Run once more with MALLOC_CONF=retain:false, where jemalloc asks other questions. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,17 +17,9 @@
 #include <unistd.h>
 
 #include "fsdp/jemalloc.h"
+#include "mallctl.h"
 
 enum { PAGE = 4096, MB = 1024 * 1024, SPACE = 1024 * MB, MAX_REGIONS = 1024, MAX_PIECES = 200 };
-
-static int (*control)(const char *, void *, size_t *, void *, size_t); /* mallctl */
-
-static int deadline(void **unused)
-{
-    (void)unused;
-    alarm(100);
-    return 0;
-}
 
 /* ---- A device's regions: each begins where the last one ends, so that only their own begin and end keep them apart ---- */
 
@@ -106,14 +96,6 @@ static int region_of(const device *d, const char *ptr, size_t bytes)
     for (uint32_t i = 0; i < d->n_takes; i++)
         if (ptr >= d->region[i].ptr && ptr + bytes <= d->region[i].ptr + d->region[i].bytes) return (int)i;
     return -1;
-}
-
-static unsigned arena_of(void *piece)
-{
-    unsigned arena;
-    size_t bytes = sizeof arena;
-    assert_int_equal(control("arenas.lookup", &arena, &bytes, &piece, sizeof piece), 0);
-    return arena;
 }
 
 static void read_control(unsigned arena, const char *what, void *out, size_t bytes)
@@ -419,9 +401,7 @@ static void any_thread_takes_and_gives_and_stats_are_exact(void **unused)
 
 int main(void)
 {
-    void *symbol = dlsym(RTLD_DEFAULT, "mallctl");
-    if (symbol == NULL) return 1;
-    memcpy(&control, &symbol, sizeof control);
+    if (!find_control()) return 1;
 #define TEST(name) cmocka_unit_test_setup(name, deadline)
     const struct CMUnitTest tests[] = {
         TEST(nothing_is_pinned_before_the_first_piece),

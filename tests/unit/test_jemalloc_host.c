@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* fsdp::jemalloc: the arena for host memory, and both arenas under the library: nothing that came from one allocator is
- * freed by another, and nothing is left. jemalloc's own functions are looked up in what the library brought along: linked
- * directly they would replace malloc. */
+ * freed by another, and nothing is left. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,28 +17,12 @@
 #include "context.h"
 #include "fsdp/fsdp.h"
 #include "fsdp/jemalloc.h"
+#include "mallctl.h"
 #include "pinned.h"
 
 #define OK(call) assert_int_equal((call), FSDP_OK)
 
 enum { PAGE = 4096, MB = 1024 * 1024 };
-
-static int (*control)(const char *, void *, size_t *, void *, size_t); /* mallctl */
-
-static int deadline(void **unused)
-{
-    (void)unused;
-    alarm(100);
-    return 0;
-}
-
-static unsigned arena_of(void *piece)
-{
-    unsigned arena;
-    size_t bytes = sizeof arena;
-    assert_int_equal(control("arenas.lookup", &arena, &bytes, &piece, sizeof piece), 0);
-    return arena;
-}
 
 /* ---- The arena for host memory ---- */
 
@@ -221,9 +204,7 @@ static void a_context_lives_in_both_arenas_and_leaves_nothing(void **unused)
 
 int main(void)
 {
-    void *symbol = dlsym(RTLD_DEFAULT, "mallctl");
-    if (symbol == NULL) return 1;
-    memcpy(&control, &symbol, sizeof control);
+    if (!find_control()) return 1;
 #define TEST(name) cmocka_unit_test_setup(name, deadline)
     const struct CMUnitTest tests[] = {
         TEST(the_host_arena_is_its_own_and_malloc_stays_libcs),
