@@ -115,14 +115,16 @@ def print_host(lines):
             bare[at] = line
         other = bare.get(at, {})
         rows.append((variant(line), line["world"], f"{line['layers']} x {line['dim']}")
-                    + tuple(f"{line[f]:.2f}" if f in line else "-" for f in ("host_us", "hooks_us", "update_us"))
+                    + tuple(f"{line[f]:.2f}" if f in line else "-" for f in ("host_us", "hooks_us", "row_hooks_us", "update_us"))
                     + (ratio(line.get("hooks_us"), other.get("hooks_us")), ratio(both(line), both(other)))
                     + tuple(f"{line[f]:.2f}" if f in line else "-" for f in
-                            ("hook_calls", "inside_us", "outside_us", "captured_host_us")))
+                            ("hook_calls", "inside_us", "outside_us", "row_outside_us", "captured_host_us")))
     if rows:
         print("Host time, us a layer and step. The library gathers the next step's first layers in its update: `both` is hooks and update.\n"
-              "clocked: with a clock around each call of CUDA and NCCL; outside: hooks without them")
-    table(("way", "ranks", "shape", "step", "hooks", "update", "hooks/bare", "both/bare", "calls", "inside", "outside", "captured"), rows)
+              "in a row: in the third of three steps that the host enqueues without a wait. clocked: with a clock around each call of CUDA\n"
+              "and NCCL; outside: hooks without them")
+    table(("way", "ranks", "shape", "step", "hooks", "in a row", "update", "hooks/bare", "both/bare", "calls", "inside",
+           "outside", "in a row", "captured"), rows)
 
 
 def print_bytes(lines):

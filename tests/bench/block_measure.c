@@ -20,9 +20,11 @@ typedef struct series {
 } series;
 
 typedef struct figures {
-    series compute_ms, step_ms, host_us, hooks_us, update_us, stream_ms, comm_ms, captured_ms, captured_host_us;
-    double calls, inside_us, outside_us; /* of the hooks, a layer: calls of CUDA and NCCL, time in them, the rest */
-    uint64_t clock_ns;                   /* taken off a call */
+    series compute_ms, step_ms, host_us, hooks_us, update_us, row_hooks_us, stream_ms, comm_ms, captured_ms,
+        captured_host_us;
+    series inside_us, outside_us, row_outside_us; /* of the hooks, a layer: time in CUDA and NCCL, the rest */
+    double calls;                                 /* of CUDA and NCCL, in the hooks of a layer */
+    uint64_t clock_ns;                            /* taken off a call */
     float loss[WARM];
     uint64_t gathers;
 } figures;
@@ -49,13 +51,22 @@ static void meet(block_way *way)
 
 static double ms_since(uint64_t start) { return (double)(fsdp__now_ns() - start) * 1e-6; }
 
+#ifdef BLOCK_COUNT_CALLS
+/* Of the hooks of the step that was enqueued last, a layer: what is not inside CUDA and NCCL, without the clocks' own time. */
+static double outside_us(const block_way *way, const figures *f)
+{
+    const block_times *t = &way->times;
+    const double clocks = (double)(t->hook_calls * f->clock_ns);
+    return ((double)t->hooks_ns - (double)t->hook_calls_ns - clocks) * 1e-3 / way->options->layers;
+}
+#endif
+
 static void measure_steps(block_way *way, figures *f)
 {
     const double layers = way->options->layers;
+    const block_times *t = &way->times;
 #ifdef BLOCK_COUNT_CALLS
-    series inside = {.n = 0}, outside = {.n = 0};
-    const uint64_t cost = block_call_cost_ns();
-    f->clock_ns = cost;
+    f->clock_ns = block_call_cost_ns();
     block_calls_reset();
 #endif
     for (uint32_t i = 0; i < way->options->steps; i++) {
@@ -65,21 +76,31 @@ static void measure_steps(block_way *way, figures *f)
         add(&f->host_us, ms_since(start) * 1e3 / layers);
         CUDA(cudaDeviceSynchronize());
         add(&f->step_ms, ms_since(start));
-        const block_times *t = &way->times;
         add(&f->hooks_us, (double)t->hooks_ns * 1e-3 / layers);
         add(&f->update_us, (double)t->update_ns * 1e-3 / layers);
 #ifdef BLOCK_COUNT_CALLS
         f->calls = (double)t->hook_calls / layers;
-        const double clock = (double)(t->hook_calls * cost);
-        add(&inside, (double)t->hook_calls_ns * 1e-3 / layers);
-        add(&outside, ((double)t->hooks_ns - (double)t->hook_calls_ns - clock) * 1e-3 / layers);
+        add(&f->inside_us, (double)t->hook_calls_ns * 1e-3 / layers);
+        add(&f->outside_us, outside_us(way, f));
 #endif
     }
 #ifdef BLOCK_COUNT_CALLS
-    f->inside_us = median(&inside);
-    f->outside_us = median(&outside);
     if (way->launch.rank == 0 && !way->options->json) block_calls_print(layers * way->options->steps);
 #endif
+}
+
+/* The third of three steps in a row: the host has not waited since the first, so nobody else had the core and its caches. */
+static void measure_row_hooks(block_way *way, figures *f)
+{
+    for (uint32_t i = 0; i < way->options->steps; i++) {
+        meet(way);
+        for (int k = 0; k < 3; k++) way->step(way, true);
+        add(&f->row_hooks_us, (double)way->times.hooks_ns * 1e-3 / way->options->layers);
+#ifdef BLOCK_COUNT_CALLS
+        add(&f->row_outside_us, outside_us(way, f));
+#endif
+        CUDA(cudaDeviceSynchronize());
+    }
 }
 
 static void measure_stream(block_way *way, figures *f)
@@ -235,13 +256,16 @@ static void print_case(block_way *way, uint64_t tokens, figures *f)
 {
     const bool json = way->options->json;
     print_head(way, tokens);
-    if (!json) printf("    (host, hooks, update: host microseconds a layer)\n");
+    if (!json)
+        printf(
+            "    (host, hooks, update: host microseconds a layer; row_hooks: in the third of three steps in a row)\n");
     print_series(json, "step", "ms", &f->step_ms);
     print_series(json, "stream", "ms", &f->stream_ms);
     print_series(json, "comm", "ms", &f->comm_ms);
     print_series(json, "compute", "ms", &f->compute_ms);
     print_series(json, "host", "us", &f->host_us);
     print_series(json, "hooks", "us", &f->hooks_us);
+    print_series(json, "row_hooks", "us", &f->row_hooks_us);
     print_series(json, "update", "us", &f->update_us);
     print_series(json, "captured", "ms", &f->captured_ms);
     print_series(json, "captured_host", "us", &f->captured_host_us);
@@ -250,11 +274,12 @@ static void print_case(block_way *way, uint64_t tokens, figures *f)
         printf(json ? ",\"efficiency\":%.4f" : "    efficiency     %10.4f (the longer of comm and compute, by step)\n",
                ideal / step);
 #ifdef BLOCK_COUNT_CALLS
-    printf(json ? ",\"hook_calls\":%.2f,\"inside_us\":%.4f,\"outside_us\":%.4f,\"clock_ns\":%llu"
-                : "    hooks, a layer: %.2f calls of CUDA and NCCL, %.3f us inside them, %.3f us outside (%llu ns of "
-                  "clock a call "
-                  "taken off)\n",
-           f->calls, f->inside_us, f->outside_us, (unsigned long long)f->clock_ns);
+    print_series(json, "inside", "us", &f->inside_us);
+    print_series(json, "outside", "us", &f->outside_us);
+    print_series(json, "row_outside", "us", &f->row_outside_us);
+    printf(json ? ",\"hook_calls\":%.2f,\"clock_ns\":%llu"
+                : "    hooks, a layer: %.2f calls of CUDA and NCCL; %llu ns of clock a call taken off\n",
+           f->calls, (unsigned long long)f->clock_ns);
 #endif
     print_bytes(way, f);
     fflush(stdout);
@@ -274,6 +299,7 @@ bool block_measure_case(block_way *way, uint64_t tokens)
         warm(way, f);
         block_stage = "measuring steps";
         measure_steps(way, f);
+        measure_row_hooks(way, f);
         measure_stream(way, f);
     }
     block_stage = "measuring collectives alone";

@@ -10,6 +10,7 @@
 #   --repeats N      of the comparison (3)
 #   --sections LIST  tests, wire, main, variants, gpt, host (all)
 #   --peer FILE      another FSDP2 driver (tests/bench/fsdp2_blocks.py)
+#   --one-gpu        a rehearsal: two ranks on one GPU, which says that all of it runs, and nothing about several GPUs
 #   --dry-run        print the commands, run none
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -17,9 +18,10 @@ cd "$(dirname "$0")/../.."
 . tests/bench/bench_runs.sh
 # shellcheck disable=SC2034 # bench_runs.sh reads one_gpu
 build=build/cuda out="" gpus="" minutes=9 repeats=3 sections=tests,wire,main,variants,gpt,host peer="" dry_run=0 one_gpu=0
-read_options "build out gpus minutes repeats sections peer" dry-run "$@"
+read_options "build out gpus minutes repeats sections peer" "dry-run one-gpu" "$@"
 open_out
 world=${gpus:-$(gpu_count)}
+[ "$one_gpu" = 0 ] || world=2
 [ "${world:-0}" -ge 2 ] || [ "$dry_run" = 1 ] || { echo "multi_gpu.sh: ${world:-0} GPUs: it needs two"; exit 77; }
 [ "${world:-0}" -ge 2 ] || world=2
 bench=$build/tests/bench_prefetch
@@ -30,6 +32,10 @@ pace=(--steps 10 --rounds 2)
 large=(--layers 16 --dim 2048) # 33.5 million parameters a layer
 small=(--layers 32 --dim 256)  # launching is all there is
 tokens=2048,512                # balanced and communication-bound on NVLink
+shape=gpt2-1.5b gpus=$world
+if [ "$one_gpu" = 1 ]; then # over sockets
+    pace=(--steps 3 --rounds 1) large=(--layers 4 --dim 1024) small=(--layers 4 --dim 256) shape=gpt2-124m gpus=1
+fi
 
 left() { echo $((minutes * 60 - (SECONDS - started))); }
 # section NAME SECONDS: wanted, and there is time for it
@@ -46,10 +52,10 @@ run_tests() {
     local seconds
     seconds=$(($(left) > 30 ? $(left) : 30)) # the rest
     if [ "$dry_run" = 1 ]; then
-        echo "FSDP_TEST_GPUS=$world ctest --test-dir $build -L gpu"
+        echo "FSDP_TEST_GPUS=$gpus ctest --test-dir $build -L gpu"
         return
     fi
-    FSDP_TEST_GPUS=$world timeout "$seconds" ctest --test-dir "$build" -L gpu --output-on-failure >"$out/tests.txt" 2>&1 || true
+    FSDP_TEST_GPUS=$gpus timeout "$seconds" ctest --test-dir "$build" -L gpu --output-on-failure >"$out/tests.txt" 2>&1 || true
     grep -E 'tests (passed|failed)|Failed|Timeout|did not run' "$out/tests.txt" || echo "the gpu tests did not end within $seconds s"
 }
 
@@ -126,7 +132,7 @@ run_gpt() {
         echo "left out: gpt (not built)" | tee -a "$out/notes"
         return
     fi
-    deadline=150 tries=1 run_ranks "$world" '"section":"gpt"' "${gpt:-gpt}" --device cuda --data random --shape gpt2-1.5b --batch 16 --steps 20 --json --quiet
+    deadline=150 tries=1 run_ranks "$world" '"section":"gpt"' "${gpt:-gpt}" --device cuda --data random --shape "$shape" --batch 16 --steps 20 --json --quiet
 }
 
 { describe_machine; nvidia-smi topo -m 2>/dev/null || true; } | tee "$out/machine"
