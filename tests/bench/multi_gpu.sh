@@ -68,7 +68,7 @@ run_wire() {
 
 run_bench() { run_ranks "$world" "$1" "$bench" --device cuda --json "${pace[@]}" "${@:2}"; }
 
-run_fsdp2() { # run_fsdp2 KEYS TOKENS SHAPE…
+run_fsdp2() { # run_fsdp2 KEYS TOKENS SHAPE… [options of our driver]
     local keys=$1 list=$2 one
     shift 2
     if [ -z "$peer" ]; then
@@ -86,6 +86,10 @@ repeat_main() {
         done
     done
     run_fsdp2 "$keys" "$tokens" "${large[@]}"
+    keys="\"section\":\"clip\",\"repeat\":$1"
+    for way in bare library; do run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both --clip --mode "$way"; done
+    [ -n "$peer" ] || run_fsdp2 "$keys" "$tokens" "${large[@]}" --what both --clip
+    keys="\"section\":\"main\",\"repeat\":$1"
     for way in bare library; do run_bench "$keys" "${small[@]}" --tokens 64 --what both,comm --mode "$way"; done
     run_fsdp2 "$keys" 64 "${small[@]}"
 }
