@@ -108,14 +108,14 @@ typedef struct fsdp__nccl_ring {
     uint64_t n_released;     /* the host's: entries below have given back their moments */
     _Atomic uint64_t inside; /* the number of the group that the host is enqueueing, at n; 0: it is not */
     atomic_bool is_full;
-    pthread_mutex_t lock; /* over last, and: */
+    pthread_mutex_t lock; /* over last; and over the place at n, for a group that will not stay there; and: */
     fsdp__call last_call;
     cudaEvent_t last_begin, last_end;
     bool last_inside;               /* the host is enqueueing what last_call names */
     bool last_begun, last_enqueued; /* its events are recorded */
     uint64_t last_since_ns;         /* when the watch saw it begin; 0: it has not */
     uint64_t since_ns;              /* the watch's: when it saw the oldest begin; 0: it has not */
-    uint64_t seen_inside;           /* the watch's */
+    uint64_t since_number;          /* the watch's: which one that was */
     uint64_t error_ns;              /* the watch's: when it first saw NCCL's error; 0: none */
 } fsdp__nccl_ring;
 

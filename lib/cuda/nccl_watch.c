@@ -63,6 +63,15 @@ static bool record(cudaEvent_t event, cudaStream_t stream)
     return false;
 }
 
+/* Give back what the entries that are over held. */
+static uint64_t release_done(fsdp__nccl_comm *c)
+{
+    fsdp__nccl_ring *ring = c->ring;
+    uint64_t n_done = atomic_load_explicit(&ring->n_done, memory_order_acquire);
+    while (ring->n_released < n_done) release(c, &ring->entry[ring->n_released++ % FSDP__NCCL_RING]);
+    return n_done;
+}
+
 /* What the stream does next, it begins after this. False: nobody can say when. */
 static bool take_front(fsdp__nccl_comm *c, fsdp__cuda_stream *s, fsdp__cuda_front *out_front)
 {
@@ -100,17 +109,21 @@ fsdp__nccl_place fsdp__nccl_ring_begin(fsdp__nccl_comm *c, fsdp__cuda_stream *s,
                                        uint32_t n_parts)
 {
     fsdp__nccl_ring *ring = c->ring;
-    uint64_t n = atomic_load_explicit(&ring->n, memory_order_relaxed),
-             n_done = atomic_load_explicit(&ring->n_done, memory_order_acquire);
-    while (ring->n_released < n_done) release(c, &ring->entry[ring->n_released++ % FSDP__NCCL_RING]);
-    if (n - n_done == FSDP__NCCL_RING) atomic_store_explicit(&ring->is_full, true, memory_order_relaxed);
+    uint64_t n = atomic_load_explicit(&ring->n, memory_order_relaxed);
+    bool is_full =
+        atomic_load_explicit(&ring->is_full, memory_order_acquire); /* first: no longer means that all are over */
+    if (n - release_done(c) == FSDP__NCCL_RING) {
+        is_full = true;
+        atomic_store_explicit(&ring->is_full, true, memory_order_relaxed);
+    }
     bool captured = is_captured(s, &list[0]); /* an event would be a part of what is captured */
     fsdp__call call;
     fsdp__call_fill(&call, &list[0], c->n_enqueued + 1, 0, n_parts);
-    if (atomic_load_explicit(&ring->is_full, memory_order_relaxed)) {
+    if (is_full) {
         fsdp__cuda_front_drop(s);
         if (captured) return FSDP__NCCL_UNWATCHED;
         if (begin_last(ring, s->native, &call)) return FSDP__NCCL_LAST;
+        (void)release_done(c); /* all, or this one's place would be given back once more while it is in flight */
     }
     fsdp__nccl_entry *entry = &ring->entry[n % FSDP__NCCL_RING];
     release(c, entry); /* of one that failed */
@@ -145,15 +158,22 @@ static bool end_entry(fsdp__nccl_comm *c, fsdp__cuda_stream *s, fsdp__nccl_entry
     return true;
 }
 
+/* The place of a group that is not in the ring then is the next one's: not while the watch looks at it. */
+static void leave(fsdp__nccl_ring *ring, bool is_in_ring)
+{
+    if (!is_in_ring) pthread_mutex_lock(&ring->lock);
+    atomic_store_explicit(&ring->inside, 0, memory_order_release);
+    if (!is_in_ring) pthread_mutex_unlock(&ring->lock);
+}
+
 void fsdp__nccl_ring_end(fsdp__nccl_comm *c, fsdp__cuda_stream *s, fsdp__nccl_place place, bool enqueued)
 {
     fsdp__nccl_ring *ring = c->ring;
     uint64_t n = atomic_load_explicit(&ring->n, memory_order_relaxed);
     if (place == FSDP__NCCL_LAST) end_last(ring, s->native, enqueued);
-    if (place == FSDP__NCCL_IN_RING && enqueued && end_entry(c, s, &ring->entry[n % FSDP__NCCL_RING]))
-        atomic_store_explicit(&ring->n, n + 1, memory_order_release);
-    if (place == FSDP__NCCL_IN_RING || place == FSDP__NCCL_CAPTURED)
-        atomic_store_explicit(&ring->inside, 0, memory_order_release);
+    bool is_in_ring = place == FSDP__NCCL_IN_RING && enqueued && end_entry(c, s, &ring->entry[n % FSDP__NCCL_RING]);
+    if (is_in_ring) atomic_store_explicit(&ring->n, n + 1, memory_order_release);
+    if (place == FSDP__NCCL_IN_RING || place == FSDP__NCCL_CAPTURED) leave(ring, is_in_ring);
 }
 
 /* ---- The ring: the watch's side ---- */
@@ -211,9 +231,22 @@ static void look_at_last(fsdp__nccl_comm *c, uint64_t now_ns, verdict *v)
 /* Since when the GPU, or only the host, has been in this one. */
 static void look_at_entry(fsdp__nccl_comm *c, const fsdp__nccl_entry *entry, uint64_t now_ns, verdict *v)
 {
-    uint64_t *since_ns = &c->ring->since_ns;
-    if (*since_ns == 0 && has_begun(c, entry)) *since_ns = now_ns;
-    if (*since_ns != 0) judge(c, &entry->call, now_ns - *since_ns, v);
+    fsdp__nccl_ring *ring = c->ring;
+    if (ring->since_number != entry->call.number) ring->since_ns = 0;
+    ring->since_number = entry->call.number;
+    if (ring->since_ns == 0 && has_begun(c, entry)) ring->since_ns = now_ns;
+    if (ring->since_ns != 0) judge(c, &entry->call, now_ns - ring->since_ns, v);
+}
+
+/* n first: the host may have ended that one meanwhile, and be in the next. */
+static void look_inside(fsdp__nccl_comm *c, uint64_t now_ns, verdict *v)
+{
+    fsdp__nccl_ring *ring = c->ring;
+    pthread_mutex_lock(&ring->lock);
+    uint64_t n = atomic_load_explicit(&ring->n, memory_order_acquire);
+    if (atomic_load_explicit(&ring->inside, memory_order_acquire) != 0)
+        look_at_entry(c, &ring->entry[n % FSDP__NCCL_RING], now_ns, v);
+    pthread_mutex_unlock(&ring->lock);
 }
 
 /* How long the GPU has been in the oldest that is not over: from when its stream came to it, not while it still computes what
@@ -221,27 +254,19 @@ static void look_at_entry(fsdp__nccl_comm *c, const fsdp__nccl_entry *entry, uin
 static void look_at_ring(fsdp__nccl_comm *c, uint64_t now_ns, verdict *v)
 {
     fsdp__nccl_ring *ring = c->ring;
-    uint64_t inside = atomic_load_explicit(&ring->inside, memory_order_acquire),
-             n = atomic_load_explicit(&ring->n, memory_order_acquire), i = atomic_load(&ring->n_done);
-    for (; i < n; i++) {
-        const fsdp__nccl_entry *entry = &ring->entry[i % FSDP__NCCL_RING];
-        if (!is_done(c, entry->end->native)) {
-            look_at_entry(c, entry, now_ns, v);
-            break;
-        }
-        ring->since_ns = 0;
-    }
+    bool inside = atomic_load_explicit(&ring->inside, memory_order_acquire) != 0;
+    uint64_t n = atomic_load_explicit(&ring->n, memory_order_acquire), i = atomic_load(&ring->n_done);
+    while (i < n && is_done(c, ring->entry[i % FSDP__NCCL_RING].end->native)) i++;
     atomic_store_explicit(&ring->n_done, i, memory_order_release);
-    v->busy |= i < n || inside != 0;
-    if (i < n) return;
-    if (!atomic_load(&ring->is_full)) {
-        if (inside != ring->seen_inside) ring->since_ns = 0;
-        ring->seen_inside = inside;
-        if (inside != 0) look_at_entry(c, &ring->entry[n % FSDP__NCCL_RING], now_ns, v);
-        return;
+    v->busy |= i < n || inside;
+    if (i < n) {
+        look_at_entry(c, &ring->entry[i % FSDP__NCCL_RING], now_ns, v);
+    } else if (atomic_load(&ring->is_full)) {
+        v->busy = true;
+        look_at_last(c, now_ns, v);
+    } else if (inside) {
+        look_inside(c, now_ns, v);
     }
-    v->busy = true;
-    look_at_last(c, now_ns, v);
 }
 
 /* What NCCL itself has found: mostly that a connection to a peer broke. The side channel finds that, too, and names him. With
