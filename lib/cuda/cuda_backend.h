@@ -176,8 +176,11 @@ void fsdp__cuda_moments_close(fsdp__cuda_device *dev);
 /* One ref more, of the one that is named there. */
 fsdp__cuda_moment *fsdp__cuda_moment_hold(fsdp__cuda_device *dev, fsdp__cuda_moment *const *from);
 void fsdp__cuda_moment_release(fsdp__cuda_device *dev, fsdp__cuda_moment *m); /* NULL is nothing */
-/* Before it is recorded again: another one in its place, if anybody else holds it. */
-fsdp_status fsdp__cuda_moment_renew(fsdp__cuda_device *dev, fsdp__cuda_moment **moment);
+/* What an event is recorded into that has this one: itself, or another one if anybody else holds it. */
+fsdp_status fsdp__cuda_moment_to_record(fsdp__cuda_device *dev, fsdp__cuda_moment *moment,
+                                        fsdp__cuda_moment **out_moment);
+/* That has been recorded: the event has it from now on, with its ref. */
+void fsdp__cuda_moment_recorded(fsdp__cuda_device *dev, fsdp__cuda_moment **moment, fsdp__cuda_moment *m);
 
 /* Nobody but the backend gives the stream anything, and it gives nothing unasked. */
 static inline bool fsdp__cuda_front_is_known(const fsdp__cuda_stream *s)

@@ -28,14 +28,28 @@ void fsdp__cuda_event_destroy(void *dev_, void *event_)
     fsdp__host_free(dev->host, e, 1, sizeof *e);
 }
 
+/* One that fails leaves the event's last record as it was, as CUDA does: inside a capture that has broken, the context and
+ * all it recorded before go on. */
+static fsdp_status record_anew(fsdp__cuda_stream *s, event *e)
+{
+    fsdp__cuda_moment *m = NULL;
+    FSDP_TRY(fsdp__cuda_moment_to_record(s->dev, e->moment, &m));
+    cudaError_t error = cudaEventRecord(m->native, s->native);
+    if (error == cudaSuccess) {
+        fsdp__cuda_moment_recorded(s->dev, &e->moment, m);
+        return FSDP_OK;
+    }
+    if (m != e->moment) fsdp__cuda_moment_release(s->dev, m);
+    return fsdp__cuda_fail(s->dev, error, "cudaEventRecord on %s", s->name);
+}
+
 static fsdp_status record(fsdp__cuda_stream *s, event *e, fsdp_span *span)
 {
     FSDP_TRY(fsdp__cuda_before(s, span));
     FSDP_TRY(fsdp__cuda_span_end(s, true)); /* an instant, before what waits for the event goes on */
     if (span != NULL || !fsdp__cuda_front_share(s, &e->moment)) {
         fsdp__cuda_front_drop(s);
-        FSDP_TRY(fsdp__cuda_moment_renew(s->dev, &e->moment));
-        FSDP__CUDA_TRY(s->dev, cudaEventRecord(e->moment->native, s->native));
+        FSDP_TRY(record_anew(s, e));
     }
     atomic_store_explicit(&e->recorded, true, memory_order_release); /* the default would be a fence a record */
     return fsdp__cuda_sync(s);

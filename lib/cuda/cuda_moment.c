@@ -85,24 +85,28 @@ void fsdp__cuda_moment_release(fsdp__cuda_device *dev, fsdp__cuda_moment *m)
     pthread_mutex_unlock(&dev->moment_lock);
 }
 
-fsdp_status fsdp__cuda_moment_renew(fsdp__cuda_device *dev, fsdp__cuda_moment **moment)
+fsdp_status fsdp__cuda_moment_to_record(fsdp__cuda_device *dev, fsdp__cuda_moment *moment,
+                                        fsdp__cuda_moment **out_moment)
 {
-    fsdp__cuda_moment *other = NULL;
     pthread_mutex_lock(&dev->moment_lock);
-    bool is_alone = (*moment)->refs == 1;
-    if (!is_alone && (other = pop(dev, 1)) != NULL) {
-        let_go(dev, *moment);
-        *moment = other;
+    bool is_alone = moment->refs == 1;
+    fsdp__cuda_moment *m = is_alone ? moment : pop(dev, 1);
+    pthread_mutex_unlock(&dev->moment_lock);
+    if (m == NULL) {
+        FSDP_TRY(make(dev, &m));
+        m->refs = 1;
     }
-    pthread_mutex_unlock(&dev->moment_lock);
-    if (is_alone || other != NULL) return FSDP_OK;
-    FSDP_TRY(make(dev, &other));
-    pthread_mutex_lock(&dev->moment_lock);
-    other->refs = 1;
-    let_go(dev, *moment);
-    *moment = other;
-    pthread_mutex_unlock(&dev->moment_lock);
+    *out_moment = m;
     return FSDP_OK;
+}
+
+void fsdp__cuda_moment_recorded(fsdp__cuda_device *dev, fsdp__cuda_moment **moment, fsdp__cuda_moment *m)
+{
+    if (*moment == m) return;
+    pthread_mutex_lock(&dev->moment_lock);
+    let_go(dev, *moment);
+    *moment = m;
+    pthread_mutex_unlock(&dev->moment_lock);
 }
 
 /* ---- Fronts ---- */

@@ -114,6 +114,32 @@ static void queries_and_memory_work_while_a_stream_captures(void **state)
     DO(f->ops->check(f->dev));
 }
 
+static cudaStream_t native_of(const fixture *f, int stream) { return ((fsdp__cuda_stream *)f->stream[stream])->native; }
+
+/* Also where somebody asks for the last one, so that another record would need another event of CUDA's. */
+static void a_record_that_fails_leaves_the_last_one(void **state)
+{
+    fixture *f = *state;
+    cudaGraph_t graph = NULL;
+    waiting w = {.f = f};
+    close_gate(f, 0, 0);
+    record(f, 0, 0);
+    assert_int_equal(pthread_create(&w.thread, NULL, wait_for_event_0, &w), 0);
+    assert_int_equal(f->ops->event_wait(f->dev, f->event[0], 50000000), FSDP_ERR_TIMEOUT); /* he is there, too */
+    CUDA(cudaStreamBeginCapture(native_of(f, 0), cudaStreamCaptureModeRelaxed));
+    assert_int_equal(cudaStreamQuery(native_of(f, 0)),
+                     cudaErrorStreamCaptureUnsupported); /* which breaks the capture */
+    assert_int_equal(f->ops->event_record(f->dev, f->event[0], f->stream[0], NULL), FSDP_ERR_STATE);
+    assert_int_equal(cudaStreamEndCapture(native_of(f, 0), &graph), cudaErrorStreamCaptureInvalidated);
+    (void)cudaGetLastError();
+    assert_false(is_done(f, 0));
+    assert_false(atomic_load(&w.woken));
+    open_gate(f, 0);
+    pthread_join(w.thread, NULL);
+    assert_int_equal(w.status, FSDP_OK);
+    DO(f->ops->check(f->dev));
+}
+
 /* ---- Jitter and times ---- */
 
 static void jitter_delays_about_half_of_the_operations(void **state)
@@ -458,6 +484,7 @@ int main(void)
         ON_A_DEVICE(queries_leave_the_callers_last_error_alone),
         ON_A_DEVICE(waits_that_gave_up_do_not_wake_later_ones),
         ON_A_DEVICE(queries_and_memory_work_while_a_stream_captures),
+        ON_A_DEVICE(a_record_that_fails_leaves_the_last_one),
         ON_A_DEVICE(times_of_a_trace_are_in_the_hosts_clock),
         cmocka_unit_test(jitter_delays_about_half_of_the_operations),
         cmocka_unit_test(a_config_that_makes_no_sense_is_refused),
