@@ -161,13 +161,16 @@ fsdp_status fsdp_stream_release(fsdp_stream *stream)
                           "fsdp_stream_release: %u units are open on stream %s: end them, or fsdp_pass_abort",
                           stream->n_open, stream->name);
     fsdp__lock(ctx);
-    /* Others go on meanwhile; what stopped it is the context's to say. */
-    FSDP_IGNORE(fsdp__device_drain_host(stream, UINT64_MAX));
+    /* Others go on meanwhile; what stopped it is the context's to say. One that cannot be waited for now is not idle. */
+    fsdp_status status = fsdp__device_drain_host(stream, UINT64_MAX);
     while (stream->n_drains > 0) pthread_cond_wait(&ctx->drained, &ctx->lock);
-    fsdp__stream_close(stream);
-    ctx->n_live[FSDP__CHILD_STREAM]--;
+    if (status != FSDP_ERR_STATE) {
+        fsdp__stream_close(stream);
+        ctx->n_live[FSDP__CHILD_STREAM]--;
+        status = FSDP_OK;
+    }
     fsdp__unlock(ctx);
-    return FSDP_OK;
+    return status;
 }
 
 fsdp_stream *fsdp_context_lane(fsdp_context *ctx, fsdp_lane lane)

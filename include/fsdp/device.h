@@ -37,7 +37,8 @@ typedef enum fsdp_lane {
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_create(fsdp_context *ctx, const char *name, fsdp_stream **out_stream);
 
 /** Wait until the stream is idle and give it up; blocks that were last used on it stay protected. NULL is nothing.
- *  Errors: STATE (a unit is open on it, or it is a lane). */
+ *  Errors: STATE (a unit is open on it; it is a lane; or the host cannot wait for it now, since it captures, or is CUDA's NULL
+ *  stream while a blocking one does): it is kept then. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_release(fsdp_stream *stream);
 
 /** Borrowed; lives as long as the context. NULL for a number that is no lane. */

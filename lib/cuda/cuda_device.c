@@ -233,6 +233,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     pthread_mutex_init(&dev->lock, NULL);
     pthread_mutex_init(&dev->moment_lock, NULL);
     int before = fsdp__cuda_enter(dev);
+    enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
     fsdp_status status = open_parts(dev);
     if (status == FSDP_OK) {
         warn_of_environment(dev);
@@ -249,6 +250,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
         pthread_mutex_destroy(&dev->lock);
         fsdp__host_free(args->host, dev, 1, sizeof *dev);
     }
+    fsdp__cuda_unrelax(mode);
     fsdp__cuda_leave(before);
     return status;
 }
@@ -258,7 +260,9 @@ static void device_close(void *dev_)
     fsdp__cuda_device *dev = dev_;
     assert(dev->streams == NULL);
     int before = fsdp__cuda_enter(dev);
+    enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
     close_parts(dev);
+    fsdp__cuda_unrelax(mode);
     fsdp__cuda_leave(before);
     pthread_mutex_destroy(&dev->moment_lock);
     pthread_mutex_destroy(&dev->lock);

@@ -22,8 +22,8 @@ struct fsdp__cuda_spans {
 /* CUDA gives milliseconds as a float: after ten seconds they are a microsecond coarse. */
 static const uint64_t OLD_NS = 10000000000u, BASE_PATIENCE_NS = 2000000;
 
-/* Where the GPU does not come to it soon, the old base stays. With nothing open. */
-static fsdp_status new_base(fsdp__cuda_device *dev, uint64_t patience_ns)
+/* Where the GPU does not come to it soon, the old base stays. With nothing open, and no part of what others capture. */
+static fsdp_status take_base(fsdp__cuda_device *dev, uint64_t patience_ns)
 {
     fsdp__cuda_spans *spans = dev->spans;
     cudaEvent_t base;
@@ -47,6 +47,14 @@ static fsdp_status new_base(fsdp__cuda_device *dev, uint64_t patience_ns)
     if (stream != NULL) (void)cudaStreamDestroy(stream);
     if (error == cudaErrorNotReady && spans->base != NULL) return FSDP_OK;
     return fsdp__cuda_fail(dev, error, "the base of a trace's times");
+}
+
+static fsdp_status new_base(fsdp__cuda_device *dev, uint64_t patience_ns)
+{
+    enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
+    fsdp_status status = take_base(dev, patience_ns);
+    fsdp__cuda_unrelax(mode);
+    return status;
 }
 
 fsdp_status fsdp__cuda_spans_open(fsdp__cuda_device *dev)

@@ -298,6 +298,43 @@ static void blocking_streams_are_taken_with_a_warning(void **state)
     CUDA(cudaStreamDestroy(native));
 }
 
+/* Nothing of theirs is a part of what others capture, in whatever mode. */
+static void contexts_come_and_go_while_a_stream_captures(void **state)
+{
+    (void)state;
+    cudaStream_t native = create_native(cudaStreamDefault);
+    cudaGraph_t graph = NULL;
+    fsdp_trace *trace = NULL;
+    CUDA(cudaStreamBeginCapture(native, cudaStreamCaptureModeGlobal));
+    fsdp_context *ctx = create_context(fsdp_cuda_backend());
+    DO(fsdp_trace_start(ctx, 16, &trace));
+    DO(fsdp_trace_stop_host(trace));
+    fsdp_trace_destroy(trace);
+    DO(fsdp_context_destroy(ctx));
+    CUDA(cudaStreamEndCapture(native, &graph));
+    assert_non_null(graph);
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamDestroy(native));
+}
+
+/* It may be busy, and nobody can ask. */
+static void the_null_stream_is_kept_while_another_captures(void **state)
+{
+    (void)state;
+    fsdp_context *ctx = create_context(fsdp_cuda_backend());
+    fsdp_stream *null = NULL;
+    cudaStream_t native = create_native(cudaStreamDefault);
+    cudaGraph_t graph = NULL;
+    DO(fsdp_cuda_stream_wrap(ctx, NULL, "null", &null));
+    CUDA(cudaStreamBeginCapture(native, cudaStreamCaptureModeRelaxed));
+    assert_int_equal(fsdp_stream_release(null), FSDP_ERR_STATE);
+    CUDA(cudaStreamEndCapture(native, &graph)); /* the capture goes on all the same */
+    CUDA(cudaGraphDestroy(graph));
+    DO(fsdp_stream_release(null));
+    DO(fsdp_context_destroy(ctx));
+    CUDA(cudaStreamDestroy(native));
+}
+
 static void streams_that_cannot_be_wrapped_are_refused(void **state)
 {
     (void)state;
@@ -491,6 +528,8 @@ int main(void)
         cmocka_unit_test(a_wrapped_stream_stays_the_callers),
         cmocka_unit_test(what_a_wrapped_stream_had_before_comes_first),
         cmocka_unit_test(blocking_streams_are_taken_with_a_warning),
+        cmocka_unit_test(contexts_come_and_go_while_a_stream_captures),
+        cmocka_unit_test(the_null_stream_is_kept_while_another_captures),
         cmocka_unit_test(streams_that_cannot_be_wrapped_are_refused),
         cmocka_unit_test(another_gpu_may_be_current_and_its_streams_are_refused),
         ON_A_DEVICE(a_fill_of_memory_that_is_not_the_gpus_is_refused),

@@ -11,7 +11,7 @@ enum { STEPS = 3 };
 
 /* ---- A host backend whose device refuses one call, on the thread that set it up ---- */
 
-typedef enum fault_kind { FAULT_MEMORY, FAULT_LAUNCH, FAULT_RECORD, FAULT_WAIT, FAULT_ENQUEUE, FAULT_KINDS } fault_kind;
+typedef enum fault_kind { FAULT_MEMORY, FAULT_LAUNCH, FAULT_RECORD, FAULT_WAIT, FAULT_ENQUEUE, FAULT_DRAIN } fault_kind;
 
 typedef struct fault {
     fault_kind kind;
@@ -61,6 +61,12 @@ static fsdp_status enqueue(void *comm, void *stream, const fsdp_collective *list
     return status != FSDP_OK ? status : fsdp_host_backend()->comm->enqueue(comm, stream, list, n);
 }
 
+static fsdp_status stream_drain(void *dev, void *stream, uint64_t timeout_ns)
+{
+    fsdp_status status = refuse(FAULT_DRAIN);
+    return status != FSDP_OK ? status : host_ops()->stream_drain(dev, stream, timeout_ns);
+}
+
 static fsdp_device_ops faulty_device;
 static fsdp_comm_ops faulty_comm;
 static fsdp_backend faulty;
@@ -71,6 +77,7 @@ static const fsdp_backend *faulty_backend(void)
     faulty_device = *faulty.device;
     faulty_device.mem_alloc = mem_alloc, faulty_device.launch = launch;
     faulty_device.event_record = event_record, faulty_device.stream_wait = stream_wait;
+    faulty_device.stream_drain = stream_drain;
     faulty_comm = *faulty.comm;
     faulty_comm.enqueue = enqueue;
     faulty.device = &faulty_device, faulty.comm = &faulty_comm;
@@ -416,6 +423,23 @@ static void a_collective_without_memory_for_its_work_is_not_enqueued(void **stat
     assert_int_equal(m.live_bytes, 0);
 }
 
+/* ---- A stream that cannot be waited for ---- */
+
+/* As CUDA's NULL stream while another one captures: what it was given still runs. */
+static void a_stream_that_cannot_be_waited_for_is_not_released(void **state)
+{
+    (void)state;
+    rank r = rank_default();
+    r.backend = faulty_backend();
+    OK(open_context(&r));
+    refusal = (fault){FAULT_DRAIN, 0, false, FSDP_ERR_STATE};
+    REFUSED(fsdp_stream_release(r.s), FSDP_ERR_STATE, "the test refuses a call of kind 5");
+    REFUSED(fsdp_context_destroy(r.ctx), FSDP_ERR_STATE, "1 stream");
+    OK(fsdp_stream_delay(r.s, 1000)); /* it goes on */
+    OK(fsdp_stream_release(r.s));
+    OK(fsdp_context_destroy(r.ctx));
+}
+
 int run_memory_errors(void)
 {
 #define TEST(name) cmocka_unit_test_setup(name, errors_deadline)
@@ -427,6 +451,7 @@ int run_memory_errors(void)
         TEST(any_device_operation_of_a_step_may_fail_once_and_the_program_comes_out_the_same),
         TEST(a_collective_that_one_rank_could_not_enqueue_stops_the_others),
         TEST(a_collective_without_memory_for_its_work_is_not_enqueued),
+        TEST(a_stream_that_cannot_be_waited_for_is_not_released),
     };
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
 }
