@@ -219,10 +219,8 @@ void fsdp__cuda_waiter_wake(fsdp__cuda_waiter *waiter);
 /* Block the host until the event is done, at most timeout_ns (UINT64_MAX: for ever). Errors: TIMEOUT; the device's; ABORTED as
  * soon as the device is aborted. */
 fsdp_status fsdp__cuda_wait_host(fsdp__cuda_device *dev, cudaEvent_t event, uint64_t timeout_ns);
-/* The same, and an abort does not end it: what it stopped must have ended before its memory is given back. Returns OK then,
- * and for a device that is broken. */
-fsdp_status fsdp__cuda_wait_end(fsdp__cuda_device *dev, cudaEvent_t event, uint64_t timeout_ns);
-/* Until the stream is idle, by an event of its own. As wait_end. */
+/* Until the stream is idle. An abort does not end it: what it stopped must have ended before its memory is given back.
+ * Returns OK then, and for a device that is broken. */
 fsdp_status fsdp__cuda_wait_idle(fsdp__cuda_stream *s, uint64_t timeout_ns);
 
 /* ---- cuda_span.c ---- */

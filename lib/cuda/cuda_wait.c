@@ -44,25 +44,27 @@ void fsdp__cuda_waiter_wake(fsdp__cuda_waiter *w)
     pthread_mutex_unlock(&w->lock);
 }
 
+typedef struct waiting {
+    cudaEvent_t event;
+    uint64_t timeout_ns, deadline_ns;
+    bool to_the_end;     /* an abort does not end it */
+    cudaStream_t stream; /* until this one is idle, where event is NULL */
+} waiting;
+
 /* FSDP_OK and *out_done, or the device's error. */
-static fsdp_status ask(fsdp__cuda_device *dev, cudaEvent_t event, bool *out_done)
+static fsdp_status ask(fsdp__cuda_device *dev, const waiting *w, bool *out_done)
 {
-    cudaError_t error = fsdp__cuda_asked(cudaEventQuery(event));
+    cudaError_t error = fsdp__cuda_asked(w->event != NULL ? cudaEventQuery(w->event) : cudaStreamQuery(w->stream));
     *out_done = error == cudaSuccess;
     if (error == cudaErrorNotReady) return FSDP_OK;
-    return fsdp__cuda_fail(dev, error, "cudaEventQuery of an event that the host waits for");
+    return fsdp__cuda_fail(dev, error, "%s that the host waits for",
+                           w->event != NULL ? "cudaEventQuery of an event" : "cudaStreamQuery of a stream");
 }
 
 static fsdp_status late(uint64_t timeout_ns)
 {
     return fsdp__fail(FSDP_ERR_TIMEOUT, "the GPU has not come to the event after %.3f s", (double)timeout_ns * 1e-9);
 }
-
-typedef struct waiting {
-    cudaEvent_t event;
-    uint64_t timeout_ns, deadline_ns;
-    bool to_the_end; /* an abort does not end it */
-} waiting;
 
 static bool is_over(const fsdp__cuda_device *dev, const waiting *w)
 {
@@ -88,7 +90,7 @@ static fsdp_status ask_and_nap(fsdp__cuda_device *dev, const waiting *w)
     uint64_t start_ns = fsdp__now_ns(), spin_end_ns = fsdp__after_ns(dev->spin_ns);
     for (;;) {
         bool done;
-        FSDP_TRY(ask(dev, w->event, &done));
+        FSDP_TRY(ask(dev, w, &done));
         if (done) return FSDP_OK;
         if (is_over(dev, w)) return fsdp__cuda_check(dev);
         uint64_t now_ns = fsdp__now_ns();
@@ -116,13 +118,14 @@ static fsdp_status wait_for(fsdp__cuda_device *dev, const waiting *w)
 fsdp_status fsdp__cuda_wait_host(fsdp__cuda_device *dev, cudaEvent_t event, uint64_t timeout_ns)
 {
     FSDP_TRY(fsdp__cuda_check(dev));
-    return wait_for(dev, &(waiting){event, timeout_ns, fsdp__after_ns(timeout_ns), false});
+    return wait_for(dev, &(waiting){event, timeout_ns, fsdp__after_ns(timeout_ns), false, NULL});
 }
 
-fsdp_status fsdp__cuda_wait_end(fsdp__cuda_device *dev, cudaEvent_t event, uint64_t timeout_ns)
+/* An event's if there is one, else the stream's. */
+static fsdp_status wait_end(fsdp__cuda_device *dev, cudaEvent_t event, cudaStream_t stream, uint64_t timeout_ns)
 {
     if (atomic_load(&dev->broken)) return FSDP_OK;
-    fsdp_status status = wait_for(dev, &(waiting){event, timeout_ns, fsdp__after_ns(timeout_ns), true});
+    fsdp_status status = wait_for(dev, &(waiting){event, timeout_ns, fsdp__after_ns(timeout_ns), true, stream});
     return atomic_load(&dev->broken) ? FSDP_OK : status;
 }
 
@@ -134,12 +137,17 @@ static fsdp_status wait_idle(fsdp__cuda_stream *s, uint64_t timeout_ns)
     cudaError_t error = fsdp__cuda_asked(cudaStreamQuery(s->native));
     if (error == cudaSuccess) return FSDP_OK;
     if (error != cudaErrorNotReady) return fsdp__cuda_fail(dev, error, "cudaStreamQuery of %s", s->name);
-    cudaEvent_t event;
-    FSDP__CUDA_TRY(dev, cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    error = cudaEventRecord(event, s->native);
-    fsdp_status status = fsdp__cuda_fail(dev, error, "cudaEventRecord on %s", s->name);
-    if (status == FSDP_OK) status = fsdp__cuda_wait_end(dev, event, timeout_ns);
-    if (cudaEventDestroy(event) != cudaSuccess) (void)cudaGetLastError();
+    /* Others may give it more meanwhile. Where CUDA has no memory for an event, they are waited for, too: whoever gets an answer
+     * gives back what the stream uses. */
+    cudaEvent_t event = NULL;
+    error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error == cudaSuccess && (error = cudaEventRecord(event, s->native)) != cudaSuccess) {
+        (void)cudaEventDestroy(event);
+        event = NULL;
+    }
+    fsdp_status status = fsdp__cuda_fail(dev, error, "an event on %s", s->name);
+    if (status == FSDP_OK || status == FSDP_ERR_NO_MEMORY) status = wait_end(dev, event, s->native, timeout_ns);
+    if (event != NULL && cudaEventDestroy(event) != cudaSuccess) (void)cudaGetLastError();
     if (status == FSDP_ERR_TIMEOUT)
         return fsdp__fail(FSDP_ERR_TIMEOUT, "stream %s is not idle after %.3f s", s->name, (double)timeout_ns * 1e-9);
     return status;
