@@ -253,6 +253,7 @@ static void comm_close(void *comm)
         pthread_mutex_lock(&team->lock);
         team->comm[c->index] = NULL;
         pthread_mutex_unlock(&team->lock);
+        fsdp__nccl_tell_device(team); /* the watch may not have come to it, and peers wait for what never comes */
         close_wire(c);
     }
     fsdp__nccl_comm_free(c);

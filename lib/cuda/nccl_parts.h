@@ -195,6 +195,8 @@ fsdp_status fsdp__nccl_watch_start(fsdp__nccl_team *team);
 void fsdp__nccl_watch_stop(fsdp__nccl_team *team);
 /* Every rank's host hears it now: the words of all ranks are put behind it. Half a second at most. */
 void fsdp__nccl_tell(fsdp__nccl_team *team, fsdp_status status, const char *sentence);
+/* That this rank's device has failed, if it has. */
+void fsdp__nccl_tell_device(fsdp__nccl_team *team);
 
 /* ---- nccl_pool.c: windows ---- */
 

@@ -299,6 +299,21 @@ void fsdp__nccl_tell(fsdp__nccl_team *team, fsdp_status status, const char *sent
     if (first) (team->side_ops->fail)(team->side, status, sentence);
 }
 
+static void say_of_device(const fsdp__nccl_team *team, char *sentence)
+{
+    FSDP_IGNORE(fsdp__cuda_check(team->dev));
+    snprintf(sentence, FSDP__SENTENCE_BYTES, "rank %u is lost: %.900s", team->rank, fsdp_last_error());
+}
+
+void fsdp__nccl_tell_device(fsdp__nccl_team *team)
+{
+    char sentence[FSDP__SENTENCE_BYTES];
+    fsdp_status own = (fsdp_status)atomic_load(&team->dev->status);
+    if (own == FSDP_OK || own == FSDP_ERR_ABORTED) return;
+    say_of_device(team, sentence);
+    fsdp__nccl_tell(team, FSDP_ERR_RANK_LOST, sentence);
+}
+
 /* This rank's GPU is broken, and its host has not come by to say so. */
 static void look_at_device(fsdp__nccl_team *team, uint64_t now_ns, verdict *v)
 {
@@ -312,9 +327,8 @@ static void look_at_device(fsdp__nccl_team *team, uint64_t now_ns, verdict *v)
     if (team->broken_ns == 0) team->broken_ns = now_ns;
     v->busy = true;
     if (now_ns - team->broken_ns < GRACE_NS) return;
-    FSDP_IGNORE(fsdp__cuda_check(team->dev));
     v->status = FSDP_ERR_RANK_LOST;
-    snprintf(v->sentence, sizeof v->sentence, "rank %u is lost: %.900s", team->rank, fsdp_last_error());
+    say_of_device(team, v->sentence);
 }
 
 /* Kernels that do not leave would be waited for, for ever: from here on nobody waits for this GPU, and nothing is given

@@ -16,6 +16,7 @@
 
 #include "fsdp/fsdp.h"
 #include "fsdp/nccl.h"
+#include "gpu_kernels.h"
 #include "gpu_ranks.h"
 #include "processes.h"
 
@@ -347,6 +348,27 @@ static void an_abort_ends_all_with_its_reason(void **state)
     done(c);
 }
 
+/* Its GPU fails, and its program sees it, closes everything and goes on with something else: the others do not wait. */
+static void train_until_a_gpu_fails(rank *r)
+{
+    NEED(open_all(r) == FSDP_OK);
+    NEED(some_steps_to_their_end(r) == FSDP_OK);
+    (void)meeting_wait(&r->crew->meet, 40 * second_ns);
+    if (r->number == VICTIM) NEED(gpu_store_nowhere(fsdp_cuda_stream(r->s)) == cudaSuccess);
+    if (r->number == VICTIM) keep(r, fsdp_stream_drain_host(r->s, 40 * second_ns));
+    else until(r, some_steps_to_their_end);
+    close_all(r);
+}
+
+static void a_rank_whose_gpu_fails_and_that_closes_at_once_is_named(void **state)
+{
+    (void)state;
+    crew *c = run(train_until_a_gpu_fails, 0, NULL, 0);
+    assert_told(c, FSDP_ERR_RANK_LOST, "rank 1 is lost: rank 1: CUDA on GPU ");
+    assert_int_equal(c->rank[VICTIM].status, FSDP_ERR_DEVICE);
+    done(c);
+}
+
 /* It leaves without a word, with what it has enqueued still there: the process's end is not held up, here or there. */
 static void leave_in_the_middle(rank *r)
 {
@@ -415,6 +437,7 @@ int main(void)
         FAULT(a_rank_whose_host_is_late_is_lost_and_told),
         FAULT(a_failure_is_known_while_hosts_sleep),
         FAULT(an_abort_ends_all_with_its_reason),
+        FAULT(a_rank_whose_gpu_fails_and_that_closes_at_once_is_named),
         FAULT(a_rank_that_ends_without_closing_is_named_and_ends),
         FAULT(with_debug_order_calls_that_differ_are_named_where_they_are_made),
         FAULT(a_rank_killed_while_all_open_is_named),
