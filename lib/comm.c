@@ -102,7 +102,9 @@ fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective 
     fsdp_status status = ctx->debug & FSDP_DEBUG_ORDER ? fsdp__order_check(ctx, comm->index, n) : FSDP_OK;
     if (status != FSDP_OK) return status;
     note(comm, s, list, n);
-    for (uint32_t i = 0; i < n; i++) list[i].captured = ctx->capture != NULL;
+    uint64_t number, hash;
+    fsdp__flight_count(&ctx->flight, comm->index, &number, &hash);
+    for (uint32_t i = 0; i < n; i++) list[i].captured = ctx->capture != NULL, list[i].number = number;
     status = ctx->backend->comm->enqueue(comm->native, s->native, list, n);
     if (status == FSDP_OK || (status != FSDP_ERR_NO_HOST_MEMORY && ctx->debug & FSDP_DEBUG_SYNC)) return status;
     fsdp__flight_take_back(&ctx->flight, comm->index, n);

@@ -172,6 +172,8 @@ typedef struct fsdp_collective {
     const char *pass;         /**< the pass it belongs to, "TRAIN", or NULL; as label */
     bool captured;            /**< its stream is inside a capture of the context */
     fsdp_span *span;
+    uint64_t number;          /**< of its group on its communicator, as sentences have it, captures and replays counted;
+                                   0: the backend counts */
 } fsdp_collective;
 
 typedef struct fsdp_side_ops fsdp_side_ops;

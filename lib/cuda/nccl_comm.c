@@ -51,7 +51,7 @@ static fsdp_status failed(fsdp__nccl_comm *c, const char *call, ncclResult_t res
     char words[FSDP__NCCL_WORDS], what[256], sentence[FSDP__SENTENCE_BYTES];
     fsdp__call words_of;
     fsdp__nccl_words(result, NULL, words, sizeof words);
-    fsdp__call_fill(&words_of, &list[0], c->n_enqueued + 1, 0, n);
+    fsdp__call_fill(&words_of, &list[0], fsdp__nccl_number(c, list), 0, n);
     fsdp__call_describe(&words_of, what, sizeof what);
     fsdp_status status = fsdp__nccl_status(result);
     uint64_t end = fsdp__after_ns(GRACE_NS);
@@ -73,7 +73,7 @@ static fsdp_status refused(fsdp__nccl_comm *c, const fsdp_collective *list, uint
     fsdp_status status = fsdp__cuda_check(c->dev);
     snprintf(why, sizeof why, "%s", fsdp_last_error());
     if (c->team != NULL && status != FSDP_ERR_ABORTED) {
-        fsdp__call_fill(&call, &list[0], c->n_enqueued + 1, 0, n);
+        fsdp__call_fill(&call, &list[0], fsdp__nccl_number(c, list), 0, n);
         fsdp__call_describe(&call, what, sizeof what);
         snprintf(sentence, sizeof sentence, "%s: rank %u of %u did not come: %s", what, c->rank, c->world, why);
         fsdp__nccl_tell(c->team, FSDP_ERR_RANK_LOST, sentence);

@@ -160,6 +160,12 @@ struct fsdp__nccl_comm {
     uint64_t aborting_ns; /* when the watch first saw that */
 };
 
+/* The number that the next group has in sentences. */
+static inline uint64_t fsdp__nccl_number(const fsdp__nccl_comm *c, const fsdp_collective *first)
+{
+    return first->number != 0 ? first->number : c->n_enqueued + 1;
+}
+
 /* The first error stays; NCCL's work is aborted, so that nobody waits for it. Any thread, at once. */
 void fsdp__nccl_stop(fsdp__nccl_comm *c, fsdp_status status, const char *sentence);
 fsdp_status fsdp__nccl_check(void *comm);

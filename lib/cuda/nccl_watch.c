@@ -118,7 +118,7 @@ fsdp__nccl_place fsdp__nccl_ring_begin(fsdp__nccl_comm *c, fsdp__cuda_stream *s,
     }
     bool captured = is_captured(s, &list[0]); /* an event would be a part of what is captured */
     fsdp__call call;
-    fsdp__call_fill(&call, &list[0], c->n_enqueued + 1, 0, n_parts);
+    fsdp__call_fill(&call, &list[0], fsdp__nccl_number(c, list), 0, n_parts);
     if (is_full) {
         fsdp__cuda_front_drop(s);
         if (captured) return FSDP__NCCL_UNWATCHED;
@@ -130,7 +130,7 @@ fsdp__nccl_place fsdp__nccl_ring_begin(fsdp__nccl_comm *c, fsdp__cuda_stream *s,
     entry->call = call;
     if (captured) fsdp__cuda_front_drop(s);
     else if (!take_front(c, s, &entry->begin)) return FSDP__NCCL_UNWATCHED;
-    atomic_store_explicit(&ring->inside, c->n_enqueued + 1, memory_order_release);
+    atomic_store_explicit(&ring->inside, call.number, memory_order_release);
     return captured ? FSDP__NCCL_CAPTURED : FSDP__NCCL_IN_RING;
 }
 

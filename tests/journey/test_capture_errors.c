@@ -431,6 +431,31 @@ static void an_allocator_that_goes_takes_its_captures_along(void **unused)
     close_alone(&a);
 }
 
+static uint64_t n_later; /* of a group than the one before, as sentences of the backend number them */
+static fsdp_status note_number(void *comm, void *stream, const fsdp_collective *list, uint32_t n)
+{
+    n_later = list[0].number - n_later;
+    return fsdp_host_backend()->comm->enqueue(comm, stream, list, n);
+}
+
+static void captures_and_replays_count_among_the_collectives(void **unused)
+{
+    (void)unused;
+    alone a;
+    fsdp_backend noting = *fsdp_host_backend();
+    fsdp_comm_ops comm = *noting.comm;
+    noting.comm = &comm, comm.enqueue = note_number;
+    open_alone(&a, &small, 0);
+    eager(&a);
+    a.g.to.inner = &noting;
+    OK(fsdp_barrier(fsdp_context_comm(a.ctx), a.t.s, NULL));
+    capture_step(&a);
+    replay(&a);
+    OK(fsdp_barrier(fsdp_context_comm(a.ctx), a.t.s, NULL));
+    assert_int_equal(n_later, 3);
+    close_alone(&a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -442,6 +467,7 @@ int main(void)
         cmocka_unit_test(the_ninth_step_of_a_capture_is_refused),
         cmocka_unit_test(capture_graph_and_model_go_in_any_order),
         cmocka_unit_test(an_allocator_that_goes_takes_its_captures_along),
+        cmocka_unit_test(captures_and_replays_count_among_the_collectives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
