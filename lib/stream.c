@@ -122,6 +122,20 @@ fsdp_status fsdp__stream_check(const char *call, fsdp_context *ctx, const fsdp_s
     return fsdp__context_check(s->ctx);
 }
 
+fsdp_status fsdp__step_stream_check(const char *call, const fsdp_context *ctx, const fsdp_stream *s)
+{
+    FSDP_TRY(fsdp__stream_check(call, (fsdp_context *)ctx, s));
+    if (s->lane)
+        return fsdp__fail(FSDP_ERR_ARG, "%s: %s is a lane of the library: give it a stream of your own", call, s->name);
+    bool (*const is_capturing)(void *stream) = ctx->backend->device->stream_is_capturing;
+    if (ctx->capture == NULL && is_capturing != NULL && is_capturing(s->native))
+        return fsdp__fail(FSDP_ERR_STATE,
+                          "%s: stream %s is being captured, and the library was not told: call fsdp_capture_begin "
+                          "before the capture begins",
+                          call, s->name);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_stream_create(fsdp_context *ctx, const char *name, fsdp_stream **out_stream)
 {
     FSDP_NEED(ctx);

@@ -186,9 +186,8 @@ static fsdp_status check_no_replay(const char *call, const fsdp_context *ctx)
     return FSDP_OK;
 }
 
-static fsdp_status check_begin(fsdp_context *ctx, const fsdp_stream *s)
+static fsdp_status check_begin(fsdp_context *ctx)
 {
-    if (s->lane) return fsdp__fail(FSDP_ERR_ARG, "fsdp_capture_begin: %s is a lane of the library", s->name);
     FSDP_TRY(fsdp__capture_off("fsdp_capture_begin", ctx));
     if (!ctx->caps.can_capture)
         return fsdp__fail(FSDP_ERR_UNSUPPORTED, "fsdp_capture_begin: the %s backend has no graphs", ctx->backend->name);
@@ -208,8 +207,8 @@ static fsdp_status check_begin(fsdp_context *ctx, const fsdp_stream *s)
 fsdp_status fsdp_capture_begin(fsdp_context *ctx, fsdp_stream *stream)
 {
     FSDP_NEED(ctx);
-    FSDP_TRY(fsdp__stream_check(__func__, ctx, stream));
-    FSDP_TRY(check_begin(ctx, stream));
+    FSDP_TRY(fsdp__step_stream_check(__func__, ctx, stream));
+    FSDP_TRY(check_begin(ctx));
     fsdp_capture *capture = fsdp__host_alloc(&ctx->host, 1, sizeof *capture);
     if (capture == NULL) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "fsdp_capture_begin: no host memory");
     capture->ctx = ctx;
@@ -371,8 +370,7 @@ fsdp_status fsdp_capture_end(fsdp_context *ctx, fsdp_stream *stream, fsdp_captur
 static fsdp_status check_replay(fsdp_capture *capture, uint32_t n_args, const fsdp_adamw_args *args, fsdp_stream *s)
 {
     static const char call[] = "fsdp_replay";
-    FSDP_TRY(fsdp__stream_check(call, capture->ctx, s));
-    if (s->lane) return fsdp__fail(FSDP_ERR_ARG, "%s: %s is a lane of the library", call, s->name);
+    FSDP_TRY(fsdp__step_stream_check(call, capture->ctx, s));
     FSDP_TRY(fsdp__capture_off(call, capture->ctx));
     FSDP_TRY(check_no_replay(call, capture->ctx));
     if (capture->broken[0] != 0)

@@ -56,7 +56,7 @@ fsdp_status fsdp_pass_begin(fsdp_model *model, const fsdp_pass_args *args, fsdp_
     FSDP_TRY(fsdp__model_check_sealed(__func__, model));
     FSDP_TRY(fsdp__check_order(model));
     FSDP_NEED(args);
-    FSDP_TRY(fsdp__stream_check(__func__, model->ctx, stream));
+    FSDP_TRY(fsdp__step_stream_check(__func__, model->ctx, stream));
     if (model->phase == FSDP__IN_PASS)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_begin: pass %s is not ended: call fsdp_pass_end",
                           model->pass->name);
@@ -488,7 +488,7 @@ fsdp_status fsdp_pass_abort(fsdp_model *model, fsdp_stream *stream)
     FSDP_NEED(model);
     if (model->phase == FSDP__OPEN)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_abort: model %s is not sealed", model->name);
-    FSDP_TRY(fsdp__stream_check(__func__, model->ctx, stream));
+    FSDP_TRY(fsdp__step_stream_check(__func__, model->ctx, stream));
     FSDP_TRY(fsdp__capture_off(__func__, model->ctx));
     if (model->phase == FSDP__IN_UPDATE && model->failed == FSDP_OK)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_pass_abort: an update is begun: call fsdp_update_end");

@@ -32,7 +32,7 @@ fsdp_status fsdp__check_update_begin(const char *call, fsdp_model *model, fsdp_s
 {
     FSDP_TRY(fsdp__model_check_sealed(call, model));
     FSDP_TRY(fsdp__check_order(model));
-    FSDP_TRY(fsdp__stream_check(call, model->ctx, s));
+    FSDP_TRY(fsdp__step_stream_check(call, model->ctx, s));
     if (model->phase == FSDP__IN_UPDATE) return fsdp__fail(FSDP_ERR_STATE, "%s: an update is begun already", call);
     if (model->phase == FSDP__IN_PASS) {
         for (size_t i = 0; i < model->n_units; i++)

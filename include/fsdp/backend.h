@@ -158,6 +158,7 @@ typedef struct fsdp_device_ops {
     fsdp_status (*check)(void *dev);                /* the device's sticky error, with its sentence; cheap, never blocks */
     void (*abort)(void *dev);                       /* any thread: wake every waiter, fail what is enqueued */
     uint64_t (*now_ns)(void *dev);
+    bool (*stream_is_capturing)(void *stream);      /* can_capture: a capture is on, whoever began it; else NULL */
 } fsdp_device_ops;
 
 /** One collective, as enqueued. count as in comm.h. */

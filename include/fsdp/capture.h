@@ -38,7 +38,9 @@
  *  must be the same when the capture begins, when it ends, and then (give the capture an allocator of its own).
  *
  *  Destroy capture, graph and model in any order. With collectives of NCCL in it the graph goes before the context: NCCL
- *  closes no communicator that a graph still has, and fsdp_context_destroy waits for it in vain.
+ *  closes no communicator that a graph still has, and fsdp_context_destroy waits for it in vain. So it is after a failure:
+ *  destroy such graphs at once, or the abort that lets this rank go is given up after 15 s, and leaves the device's memory.
+ *  A step on a stream that is being captured without fsdp_capture_begin is refused (STATE).
  *  The deadline between ranks is not kept for single collectives of a replay: who has died is found as ever, who stands still
  *  by the deadline of fsdp_step_report_get. A trace shows of a replay what the two calls around it enqueue.
  *  Thread: the one that drives the context. */

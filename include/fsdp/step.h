@@ -9,9 +9,9 @@
  *
  *  No call here blocks, allocates device memory, or creates an event. All of them take the caller's compute stream and
  *  return when their work is enqueued. Ranks make the same calls in the same order.
- *  Errors of every hook: ARG; STATE (unmatched, wrong moment; names the unit); both change nothing. NO_MEMORY (off plan,
- *  what is open fills the pool; nothing changed). A failure after something was enqueued leaves the model FAILED: every
- *  call but destroy and fsdp_pass_abort returns that first error. */
+ *  Errors of every hook: ARG (a lane is no compute stream); STATE (unmatched, wrong moment; names the unit); both change
+ *  nothing. NO_MEMORY (off plan, what is open fills the pool; nothing changed). A failure after something was enqueued leaves
+ *  the model FAILED: every call but destroy and fsdp_pass_abort returns that first error. */
 #ifndef FSDP_STEP_H
 #define FSDP_STEP_H
 

@@ -275,6 +275,8 @@ static uint64_t now_ns(void *dev)
     return fsdp__now_ns();
 }
 
+static bool stream_is_capturing(void *stream) { return fsdp__cuda_is_capturing(((fsdp__cuda_stream *)stream)->native); }
+
 const fsdp_device_ops fsdp__cuda_device_ops = {
     .size = sizeof fsdp__cuda_device_ops,
     .name = "cuda",
@@ -295,4 +297,5 @@ const fsdp_device_ops fsdp__cuda_device_ops = {
     .check = fsdp__cuda_check,
     .abort = device_abort,
     .now_ns = now_ns,
+    .stream_is_capturing = stream_is_capturing,
 };

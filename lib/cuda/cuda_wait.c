@@ -137,8 +137,8 @@ static fsdp_status wait_idle(fsdp__cuda_stream *s, uint64_t timeout_ns)
     cudaError_t error = fsdp__cuda_asked(cudaStreamQuery(s->native));
     if (error == cudaSuccess) return FSDP_OK;
     if (error != cudaErrorNotReady) return fsdp__cuda_fail(dev, error, "cudaStreamQuery of %s", s->name);
-    /* Others may give it more meanwhile. Where CUDA has no memory for an event, they are waited for, too: whoever gets an answer
-     * gives back what the stream uses. */
+    /* Others may give it more meanwhile. Where CUDA has no memory for an event, they are waited for, too: whoever gets an
+     * answer gives back what the stream uses. */
     cudaEvent_t event = NULL;
     error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
     if (error == cudaSuccess && (error = cudaEventRecord(event, s->native)) != cudaSuccess) {

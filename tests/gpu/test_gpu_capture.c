@@ -233,6 +233,19 @@ static bool end_elsewhere(fsdp_context *ctx, captured *t)
     return true;
 }
 
+/* CUDA is capturing, and fsdp_capture_begin was not called. */
+static bool refuse_unannounced(fsdp_context *ctx, captured *t)
+{
+    fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
+    cudaGraph_t empty;
+    EXPECT(begin(NULL, t->s) == 0);
+    REFUSED(fsdp_pass_begin(t->model, &pass, t->s), FSDP_ERR_STATE, "is being captured, and the library was not told");
+    REFUSED(fsdp_capture_begin(ctx, t->s), FSDP_ERR_STATE, "call fsdp_capture_begin before the capture begins");
+    CUDA(cudaStreamEndCapture(fsdp_cuda_stream(t->s), &empty));
+    CUDA(cudaGraphDestroy(empty));
+    return true;
+}
+
 static bool refuse(uint32_t rank, void *arg)
 {
     captured t;
@@ -247,6 +260,7 @@ static bool refuse(uint32_t rank, void *arg)
     MUST(fsdp_event_create(ctx, &event));
     MUST(fsdp_event_record(event, t.s));
     CUDA(cudaStreamCreateWithFlags(&native, cudaStreamNonBlocking));
+    if (!refuse_unannounced(ctx, &t)) return false;
     MUST(fsdp_capture_begin(ctx, t.s));
     EXPECT(begin(NULL, t.s) == 0);
     if (!refuse_inside(ctx, &t, event, native)) return false;

@@ -309,6 +309,8 @@ static void hooks(void **state)
     ARG(fsdp_pass_begin(NULL, &pass, program.s), "is NULL");
     ARG(fsdp_pass_begin(program.model, NULL, program.s), "args is NULL");
     ARG(fsdp_pass_begin(program.model, &pass, NULL), "fsdp_pass_begin: stream is NULL");
+    ARG(fsdp_pass_begin(program.model, &pass, fsdp_context_lane(ctx(), FSDP_LANE_GATHER)),
+        "fsdp_pass_begin: gather is a lane of the library: give it a stream of your own");
     CONFIG_SIZES(fsdp_pass_begin(program.model, config, program.s), fsdp_pass_args, FSDP_PASS_ARGS_INIT,
                  "fsdp_pass_args");
     static const struct {

@@ -120,6 +120,29 @@ static void what_cannot_begin_says_why(void **unused)
     }
 }
 
+static void a_capture_that_the_library_was_not_told_of_is_refused(void **unused)
+{
+    (void)unused;
+    alone a;
+    fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
+    fsdp_adamw_args args = FSDP_ADAMW_ARGS_INIT;
+    open_alone(&a, &small, 0);
+    OK(fsdp_pass_idle(a.t.model, &pass, a.t.s));
+    graphs_begin(&a.g, a.t.s);
+    REFUSED(fsdp_adamw_step(a.t.opt, &args, a.t.s), FSDP_ERR_STATE, "is being captured, and the library was not told");
+    REFUSED(fsdp_update_begin(a.t.model, a.t.s), FSDP_ERR_STATE, "fsdp_update_begin: stream");
+    REFUSED(fsdp_capture_begin(a.ctx, a.t.s), FSDP_ERR_STATE, "call fsdp_capture_begin before the capture begins");
+    graphs_destroy(graphs_end(&a.g, a.t.s));
+    OK(fsdp_adamw_step(a.t.opt, &args, a.t.s));
+    graphs_begin(&a.g, a.t.s);
+    REFUSED(fsdp_pass_begin(a.t.model, &pass, a.t.s), FSDP_ERR_STATE, "fsdp_pass_begin: stream");
+    REFUSED(fsdp_pass_idle(a.t.model, &pass, a.t.s), FSDP_ERR_STATE, "is being captured");
+    graphs_destroy(graphs_end(&a.g, a.t.s));
+    args = (fsdp_adamw_args)FSDP_ADAMW_ARGS_INIT;
+    OK(captured_step(&a.t, &args));
+    close_alone(&a);
+}
+
 static void a_backend_without_graphs_says_so(void **unused)
 {
     (void)unused;
@@ -460,6 +483,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_cannot_begin_says_why),
+        cmocka_unit_test(a_capture_that_the_library_was_not_told_of_is_refused),
         cmocka_unit_test(a_backend_without_graphs_says_so),
         cmocka_unit_test(what_cannot_be_inside_is_refused_by_name),
         cmocka_unit_test(a_capture_that_ends_elsewhere_is_refused_and_forgotten),

@@ -336,6 +336,8 @@ static fsdp_status enqueue(void *comm, void *stream_, const fsdp_collective *lis
     return FSDP_OK;
 }
 
+static bool stream_is_capturing(void *stream_) { return is_in(stream_); }
+
 /* ---- The tables ---- */
 
 static fsdp_device_ops device_ops;
@@ -359,6 +361,7 @@ static void make_tables(void)
     device_ops.event_wait = event_wait;
     device_ops.launch = launch;
     device_ops.check = device_check;
+    device_ops.stream_is_capturing = stream_is_capturing;
     comm_ops = forward_comm_ops;
     comm_ops.name = "graphs";
     comm_ops.enqueue = enqueue;
