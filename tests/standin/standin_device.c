@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: MIT */
+/* Devices, errors and memory of the stand-in. */
+#include "standin.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const uint64_t TOTAL_BYTES = (uint64_t)16 << 30, PAGE_BYTES = 2 << 20;
+enum { FRESH_BYTES = 1 << 16, FRESH = 0xcb }; /* new memory holds anything */
+
+_Noreturn void standin_die(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fputs("stand-in for CUDA and NCCL: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    abort();
+}
+
+/* ---- Errors ---- */
+
+static _Thread_local int current;
+static _Thread_local cudaError_t last_error;
+static _Thread_local bool in_host_function;
+static atomic_int broken[STANDIN_DEVICES];
+static _Atomic pid_t owner;
+
+void standin_in_host_function(bool on) { in_host_function = on; }
+int standin_current(void) { return current; }
+void standin_break(int device, cudaError_t error) { atomic_store(&broken[device], (int)error); }
+bool standin_is_broken(int device) { return atomic_load(&broken[device]) != cudaSuccess; }
+
+cudaError_t standin_return(cudaError_t error)
+{
+    if (error != cudaSuccess) last_error = error;
+    return error;
+}
+
+/* A host function must not make any call (cudaLaunchHostFunc). A forked process has the parent's context and cannot use it. */
+cudaError_t standin_enter(void)
+{
+    pid_t nobody = 0, me = getpid();
+    if (in_host_function) return cudaErrorNotPermitted;
+    if (!atomic_compare_exchange_strong(&owner, &nobody, me) && nobody != me) return cudaErrorInitializationError;
+    return (cudaError_t)atomic_load(&broken[current]);
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
+
+const char *cudaGetErrorName(cudaError_t error)
+{
+    switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInitializationError: return "cudaErrorInitializationError";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+    case cudaErrorNotReady: return "cudaErrorNotReady";
+    case cudaErrorNotPermitted: return "cudaErrorNotPermitted";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
+    case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
+    case cudaErrorStreamCaptureImplicit: return "cudaErrorStreamCaptureImplicit";
+    case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
+    default: return "cudaErrorUnknown";
+    }
+}
+
+const char *cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error) + strlen("cuda"); }
+
+/* ---- Devices ---- */
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = STANDIN_DEVICES;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = current;
+    return standin_return(in_host_function ? cudaErrorNotPermitted : cudaSuccess);
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    if (in_host_function) return standin_return(cudaErrorNotPermitted);
+    if (device < 0 || device >= STANDIN_DEVICES) return standin_return(cudaErrorInvalidDevice);
+    current = device;
+    return standin_return((cudaError_t)atomic_load(&broken[device]));
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
+{
+    STANDIN_ENTER();
+    if (device < 0 || device >= STANDIN_DEVICES) return standin_return(cudaErrorInvalidDevice);
+    *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrMultiProcessorCount ? 4 : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    STANDIN_ENTER();
+    *least = 0, *greatest = -5;
+    return cudaSuccess;
+}
+
+/* ---- Memory ---- */
+
+typedef struct block {
+    char *base;
+    uint64_t bytes;
+    int device; /* -1: page-locked */
+    struct block *next;
+} block;
+
+static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER; /* over the blocks */
+static block *blocks;
+
+static uint64_t taken_bytes(int device)
+{
+    uint64_t bytes = 0;
+    for (const block *b = blocks; b != NULL; b = b->next)
+        if (b->device == device) bytes += (b->bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    return bytes;
+}
+
+static cudaError_t allocate(void **out_ptr, size_t bytes, int device)
+{
+    STANDIN_ENTER();
+    cudaError_t error = standin_may_call();
+    if (error != cudaSuccess) return standin_return(error);
+    *out_ptr = NULL;
+    if (bytes == 0) return cudaSuccess;
+    block *b = calloc(1, sizeof *b);
+    pthread_mutex_lock(&memory_lock);
+    if (b != NULL && bytes <= TOTAL_BYTES && (device < 0 || taken_bytes(device) + bytes <= TOTAL_BYTES))
+        b->base = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    if (b != NULL && b->base != NULL) {
+        b->bytes = bytes, b->device = device, b->next = blocks;
+        blocks = b;
+    }
+    pthread_mutex_unlock(&memory_lock);
+    if (b == NULL || b->base == NULL) {
+        free(b);
+        return standin_return(cudaErrorMemoryAllocation);
+    }
+    memset(b->base, FRESH, bytes < FRESH_BYTES ? bytes : FRESH_BYTES);
+    *out_ptr = b->base;
+    return cudaSuccess;
+}
+
+static block *take_out(const void *ptr, bool locked)
+{
+    pthread_mutex_lock(&memory_lock);
+    block **link = &blocks, *found = NULL;
+    while (*link != NULL && ((*link)->base != ptr || ((*link)->device < 0) != locked)) link = &(*link)->next;
+    if ((found = *link) != NULL) *link = found->next;
+    pthread_mutex_unlock(&memory_lock);
+    return found;
+}
+
+/* CUDA's frees wait for what runs on the device; the guide counts them among what synchronises implicitly. */
+static cudaError_t release(void *ptr, bool locked)
+{
+    STANDIN_ENTER();
+    cudaError_t error = standin_may_call();
+    if (error != cudaSuccess || ptr == NULL) return standin_return(error);
+    block *b = take_out(ptr, locked);
+    if (b == NULL) return standin_return(cudaErrorInvalidValue);
+    standin_wait_device(b->device < 0 ? current : b->device);
+    free(b->base);
+    free(b);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **ptr, size_t bytes) { return allocate(ptr, bytes, current); }
+cudaError_t cudaFree(void *ptr) { return release(ptr, false); }
+cudaError_t cudaFreeHost(void *ptr) { return release(ptr, true); }
+
+cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    return allocate(ptr, bytes, -1);
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
+{
+    STANDIN_ENTER();
+    pthread_mutex_lock(&memory_lock);
+    *free_bytes = TOTAL_BYTES - taken_bytes(current);
+    pthread_mutex_unlock(&memory_lock);
+    *total_bytes = TOTAL_BYTES;
+    return cudaSuccess;
+}
+
+bool standin_is_known(const void *ptr, uint64_t bytes)
+{
+    bool known = false;
+    const char *first = ptr;
+    pthread_mutex_lock(&memory_lock);
+    for (const block *b = blocks; b != NULL && !known; b = b->next)
+        known = first >= b->base && first < b->base + b->bytes && bytes <= (uint64_t)(b->base + b->bytes - first);
+    pthread_mutex_unlock(&memory_lock);
+    return known;
+}
