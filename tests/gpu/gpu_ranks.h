@@ -8,6 +8,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Opening a communicator takes NCCL seconds, and a rank that is late must be later than that: tests' timeouts. The stand-in
+ * (tests/standin) opens at once. */
+#ifdef FSDP_STANDIN
+enum { GPU_LATE_S = 2, GPU_OPENING_MS = 60 };
+#else
+enum { GPU_LATE_S = 8, GPU_OPENING_MS = 3000 };
+#endif
+
 /* In one line why there is no GPU, if so; asked in a child, so that this process stays without CUDA. */
 bool gpu_is_missing_here(const char *test);
 /* In a rank's process, before CUDA or NCCL is called: NCCL's environment, and the rank's GPU is made current. */

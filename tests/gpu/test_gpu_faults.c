@@ -22,8 +22,7 @@
 
 enum { WORLD = 3, VICTIM = 1, SAID_BYTES = 2048, COUNT = 1 << 16, GO_ON = 1 };
 
-static const uint64_t second_ns = 1000000000, deadline_ns = 8000000000, /* opening must fit in, too */
-    run_ns = 60000000000;
+static const uint64_t second_ns = 1000000000, deadline_ns = GPU_LATE_S * (uint64_t)1000000000, run_ns = 60000000000;
 
 typedef struct crew crew;
 typedef struct rank {
@@ -226,9 +225,9 @@ static void kill_after_a_while(crew *c, processes *p)
 static void a_rank_killed_while_all_open_is_named(void **state)
 {
     (void)state;
-    static const uint32_t after_ms[] = {400, 1200, 2000, 3000};
+    static const uint32_t fifteenths[] = {2, 6, 10, 15};
     for (int i = 0; i < 4; i++) {
-        crew *c = run(train_from_the_start, SIGKILL, kill_after_a_while, after_ms[i]);
+        crew *c = run(train_from_the_start, SIGKILL, kill_after_a_while, fifteenths[i] * GPU_OPENING_MS / 15);
         assert_told(c, FSDP_ERR_RANK_LOST, "rank 1");
         done(c);
     }
