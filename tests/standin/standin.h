@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* A stand-in for a GPU: the functions of the CUDA runtime and of NCCL that lib/cuda and its tests call, on the CPU, so that they
- * run where there is no GPU, and under the sanitizers. Tests link it in place of both libraries; headers are CUDA's and NCCL's.
+/* A stand-in for a GPU: the functions of the CUDA runtime and of NCCL that lib/cuda and its tests call, on the CPU, so
+ * that they run where there is no GPU, and under the sanitizers. Tests link it in place of both libraries; headers are
+ * CUDA's and NCCL's.
  *
  *  device  a few of them, alike. Device memory is the host's, and what is in it is counted.
- *  stream  a thread, which does what it was given in order. Nothing orders two streams but events and the NULL stream's rules,
- *          so that ThreadSanitizer sees two that share memory without one: who enqueues and who runs take no lock of each other's.
+ *  stream  a thread, which does what it was given in order. Nothing orders two streams but events and the NULL stream's
+ *          rules, so that ThreadSanitizer sees two that share memory without one: no lock is both the host's and theirs.
  *  moment  one record of an event. It stays as it is when the event is recorded again.
  *  NCCL    ranks are threads of a process, or processes forked from one (standin_nccl.c).
  *
- * What CUDA and NCCL promise is taken from their documentation, and said where it is done. Where they may do either of two things, the
- * stand-in does what asks more of its caller. It is no GPU: it has no speed, no memory model, no limits of its own on what runs at
- * once, and its kernels are the host backend's. */
+ * What CUDA and NCCL promise is taken from their documentation, and said where it is done. Where they may do either of
+ * two things, the stand-in does what asks more of its caller. It is no GPU: it has no speed, no memory model, no limit of
+ * what runs at once, and its kernels are the host backend's. */
 #ifndef FSDP_TESTS_STANDIN_H
 #define FSDP_TESTS_STANDIN_H
 
@@ -33,7 +34,8 @@ _Noreturn void standin_die(const char *format, ...) __attribute__((format(printf
 
 /* ---- standin_device.c ---- */
 
-/* First in every call: an error of before, on the current device; a call from a host function; a process forked since. */
+/* First in every call: an error of before, on the current device; a call from a host function; a process forked
+ * since. */
 cudaError_t standin_enter(void);
 /* Last in every call: what cudaGetLastError says next. */
 cudaError_t standin_return(cudaError_t error);
@@ -51,8 +53,8 @@ bool standin_is_known(const void *ptr, uint64_t bytes); /* allocated here, devic
 
 /* ---- standin_stream.c ---- */
 
-/* What a stream does: run has a copy of `bytes` bytes, on the stream's thread; enter has it before, on the host, when it is
- * enqueued (of a graph: at each launch); NULL: nothing. */
+/* What a stream does: run has a copy of `bytes` bytes, on the stream's thread; enter has it before, on the host, when it
+ * is enqueued (of a graph: at each launch); NULL: nothing. */
 typedef struct standin_kind {
     void (*run)(void *arg);
     void (*enter)(void *arg);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Captures and graphs of the stand-in. A capture is the list of what its streams were given, a branch each; a launch gives it to
- * the launching stream and to streams of the graph's own, one a branch, with new moments for its events: so what the graph
- * does not order is not ordered either when it runs. */
+/* Captures and graphs of the stand-in. A capture is the list of what its streams were given, a branch each; a launch
+ * gives it to the launching stream and to streams of the graph's own, one a branch, with new moments for its events: so
+ * what the graph does not order is not ordered either when it runs. */
 #include "standin.h"
 
 #include <stdlib.h>
@@ -83,7 +83,8 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
     return cudaSuccess;
 }
 
-/* As cudaThreadExchangeStreamCaptureMode says of a thread's modes. Whoever breaks the rule ends the captures that it protects. */
+/* As cudaThreadExchangeStreamCaptureMode says of a thread's modes. Whoever breaks the rule ends the captures that it
+ * protects. */
 cudaError_t standin_may_call(void)
 {
     cudaError_t error = cudaSuccess;

@@ -41,7 +41,8 @@ cudaError_t standin_return(cudaError_t error)
     return error;
 }
 
-/* A host function must not make any call (cudaLaunchHostFunc). A forked process has the parent's context and cannot use it. */
+/* A host function must not make any call (cudaLaunchHostFunc). A forked process has the parent's context and cannot use
+ * it. */
 cudaError_t standin_enter(void)
 {
     pid_t nobody = 0, me = getpid();

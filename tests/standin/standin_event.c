@@ -124,8 +124,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return cudaSuccess;
 }
 
-/* "Other APIs such as cudaStreamWaitEvent() use the most recently captured state at the time of the API call, and are not
- * affected by later calls to cudaEventRecord()." One that was never recorded is nothing to wait for. */
+/* "Other APIs such as cudaStreamWaitEvent() use the most recently captured state at the time of the API call, and are
+ * not affected by later calls to cudaEventRecord()." One that was never recorded is nothing to wait for. */
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     (void)flags;

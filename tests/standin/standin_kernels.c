@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What lib/cuda's and the tests' .cu files export, on the CPU: the arithmetic is the host backend's, which the GPU's kernels equal
- * but for the order of SQUARE_SUM's sum. */
+/* What lib/cuda's and the tests' .cu files export, on the CPU: the arithmetic is the host backend's, which the GPU's
+ * kernels equal but for the order of SQUARE_SUM's sum. */
 #include "standin.h"
 
 #include "../gpu/gpu_kernels.h"
@@ -31,7 +31,8 @@ cudaError_t fsdp__cuda_adamw(cudaStream_t s, const fsdp_device_op *op, int n_pro
     return standin_launch(s, &op_kind, op);
 }
 
-/* The slot is written as the kernel does, so that two at once are seen: by ThreadSanitizer, and by what is left there. */
+/* The slot is written as the kernel does, so that two at once are seen: by ThreadSanitizer, and by what is left
+ * there. */
 typedef struct sum_arg {
     fsdp_device_op op;
     unsigned *slot;

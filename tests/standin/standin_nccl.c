@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* NCCL of the stand-in: communicators whose ranks are threads of a process, or processes forked from one.
  *
- *  enqueue  The first collective of a communicator connects its ranks: the call returns when all have come (NCCL does so on the
- *           host). The following ones return at once.
+ *  enqueue  The first collective of a communicator connects its ranks: the call returns when all have come (NCCL does so
+ *           on the host). The following ones return at once.
  *  order    A communicator's collectives run one after the other, in the order of the calls, on whatever streams.
  *  end      A collective is over when every rank has come to it, not before. Nobody compares what ranks call.
- *  abort    What runs leaves, then the communicator is freed; in a group it is stopped at once and freed at the group's end. Peers
- *           hear nothing of it. A call that uses a communicator after that, or is in it meanwhile, ends the program; so do
- *           two threads in one communicator at once, which NCCL does not allow.
+ *  abort    What runs leaves, then the communicator is freed; in a group it is stopped at once and freed at the group's
+ *           end. Peers hear nothing of it. A call that uses a communicator after that, or is in it meanwhile, ends the
+ *           program; so do two threads in one communicator at once, which NCCL does not allow.
  *  close    Finalising, registering a window, splitting: all ranks must come. */
 #include "standin_nccl.h"
 #include "convert.h"

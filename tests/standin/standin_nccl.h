@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Where the ranks of a communicator meet: memory that was mapped before the test forked them, at one address in all of them, so
- * that threads and processes meet alike, ThreadSanitizer sees how threads do, and a killed process leaves nothing behind. */
+/* Where the ranks of a communicator meet: memory that was mapped before the test forked them, at one address in all of
+ * them, so that threads and processes meet alike, ThreadSanitizer sees how threads do, and a killed process leaves nothing
+ * behind. */
 #ifndef FSDP_TESTS_STANDIN_NCCL_H
 #define FSDP_TESTS_STANDIN_NCCL_H
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Rooms, and meeting in them. */
 #include "standin_nccl.h"
 
 #include <string.h>

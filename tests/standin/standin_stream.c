@@ -145,8 +145,8 @@ static void stand_behind(cudaStream_t s, cudaStream_t other)
     if (wait.n > 0 && hold(other)) standin_push_now(s, &other_stream_kind, &wait);
 }
 
-/* The NULL stream's rules: it begins when all blocking streams of its device have done what they were given before, and they
- * what comes after when it has ("Default Stream" in CUDA's guide). */
+/* The NULL stream's rules: it begins when all blocking streams of its device have done what they were given before, and
+ * they what comes after when it has ("Default Stream" in CUDA's guide). */
 static void push_blocking(cudaStream_t s, const standin_kind *kind, const void *arg)
 {
     pthread_mutex_lock(&streams_lock);
