@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* NCCL's communicators pass the suites, with ranks as processes on one GPU; and what only they promise. */
+/* NCCL's communicators pass the suites, with ranks as processes on one GPU; and what only they promise.
+ *
+ *     test_gpu_comm [own] [threads]     own: without the suites; threads: ranks are threads, each with a GPU of its own */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +14,11 @@
 
 enum { MOST = 4, LATE_S = GPU_LATE_S };
 
+static bool in_threads;
+
 typedef struct group {
     fsdp_launch launch[MOST];
+    fsdp_local *local; /* of threads */
 } group;
 
 /* What does not fit into a member's room for a config. */
@@ -29,10 +34,17 @@ static rank_room *room_of(member *r) { return (rank_room *)(void *)r->config; }
 static const void *rank_config(void *storage, void *group_, uint32_t rank, uint64_t jitter_ns, uint64_t jitter_seed)
 {
     rank_room *room = storage;
-    gpu_rank_environment(rank);
+    group *g = group_;
     room->cuda = (fsdp_cuda_config)FSDP_CUDA_CONFIG_INIT;
     room->nccl = (fsdp_nccl_config)FSDP_NCCL_CONFIG_INIT;
-    room->cuda.launch = &((group *)group_)->launch[rank];
+    if (in_threads) {
+        room->cuda.device = (int)rank;
+        room->cuda.local = g->local;
+        room->cuda.rank = rank;
+    } else {
+        gpu_rank_environment(rank);
+        room->cuda.launch = &g->launch[rank];
+    }
     room->cuda.nccl = &room->nccl;
     room->cuda.jitter_ns = jitter_ns;
     room->cuda.jitter_seed = jitter_seed;
@@ -45,6 +57,10 @@ static void *group_create(uint32_t world, const fsdp_link *link)
     group *g = calloc(1, sizeof *g);
     assert_non_null(g);
     assert_true(world <= MOST);
+    if (in_threads) {
+        DO(fsdp_local_create(world, NULL, &g->local));
+        return g;
+    }
     g->launch[0] = processes_launch(PROCESSES_BY_NAME);
     for (uint32_t r = 0; r < world; r++) {
         g->launch[r] = g->launch[0];
@@ -54,7 +70,12 @@ static void *group_create(uint32_t world, const fsdp_link *link)
     return g;
 }
 
-static void group_destroy(void *g) { free(g); }
+static void group_destroy(void *group_)
+{
+    group *g = group_;
+    fsdp_local_destroy(g->local);
+    free(g);
+}
 
 /* ---- Ranks that are late, leave or give up ---- */
 
@@ -307,6 +328,7 @@ static void open_without_order(member *r)
 
 static void a_second_communicator_needs_an_order_of_launches(void **state)
 {
+    if (in_threads) skip(); /* the environment is of all */
     run_team(new_team(state, 2), open_without_order);
 }
 
@@ -316,7 +338,8 @@ static bool make_own(member *r, ncclComm_t *own)
     memset(&id, 0, sizeof id);
     if (r->rank == 0 && ncclGetUniqueId(&id) != ncclSuccess) return false;
     if (r->sides->broadcast(r->side, &id, sizeof id, 0, 60ull * SECOND) != FSDP_OK) return false;
-    return cudaSetDevice(0) == cudaSuccess && ncclCommInitRank(own, (int)r->world, id, (int)r->rank) == ncclSuccess;
+    if (in_threads && cudaSetDevice((int)r->rank) != cudaSuccess) return false;
+    return ncclCommInitRank(own, (int)r->world, id, (int)r->rank) == ncclSuccess;
 }
 
 static void use_an_own_communicator(member *r)
@@ -371,7 +394,8 @@ static void gather_in_a_window(member *r)
 {
     enum { COUNT = 1 << 18 };
     void *pool = NULL, *handle = NULL;
-    static float host[2 * COUNT];
+    float *host = calloc(2 * COUNT, sizeof *host);
+    EXPECT(host != NULL);
     uint64_t bytes = r->caps.granularity;
     close_comm(r, 1);
     close_comm(r, 0);
@@ -386,8 +410,9 @@ static void gather_in_a_window(member *r)
     fsdp_collective c = {.kind = FSDP_OPERATION_ALL_GATHER, .dtype = FSDP_DTYPE_FP32, .count = COUNT};
     c.send = x + r->rank * COUNT, c.recv = x;
     EXPECT_OK(enqueue(r, 0, 0, c));
-    EXPECT_OK(rank_copy(r, host, x, sizeof host));
+    EXPECT_OK(rank_copy(r, host, x, 2 * COUNT * sizeof *host));
     for (int i = 0; i < 2 * COUNT; i++) EXPECT(host[i] == (float)(i / COUNT * 1000 + i % COUNT % 100));
+    free(host);
     if (handle != NULL) r->comms->detach(r->comm[0], handle);
     r->device->mem_free(r->dev, pool, bytes, FSDP_MEMORY_KIND_COLLECTIVE);
     EXPECT_OK(r->device->check(r->dev));
@@ -424,13 +449,27 @@ static int run_own_suite(const comm_suite *suite)
     return cmocka_run_group_tests_name("NCCL", tests, NULL, NULL);
 }
 
-/* test_gpu_comm [own]: with "own" without the suites. */
+/* As many GPUs as ranks in one process. Here CUDA may be called at once. */
+static bool gpus_are_missing(void)
+{
+    int n = 0;
+    gpu_rank_environment(0);
+    if (cudaGetDeviceCount(&n) == cudaSuccess && n >= MOST) return false;
+    printf("test_gpu_comm threads is skipped: fewer than %d GPUs\n", MOST);
+    return true;
+}
+
 int main(int argc, char **argv)
 {
-    if (gpu_is_missing_here("test_gpu_comm")) return 77;
-    const comm_suite suite = {fsdp_cuda_backend(), group_create, group_destroy, rank_config, true, true, MOST,
-                              gpu_hold_stream};
+    bool own = false;
+    for (int i = 1; i < argc; i++) {
+        own |= strcmp(argv[i], "own") == 0;
+        in_threads |= strcmp(argv[i], "threads") == 0;
+    }
+    if (in_threads ? gpus_are_missing() : gpu_is_missing_here("test_gpu_comm")) return 77;
+    const comm_suite suite = {fsdp_cuda_backend(), group_create, group_destroy, rank_config,
+                              !in_threads,         true,         MOST,          gpu_hold_stream};
     int failed = run_own_suite(&suite);
-    if (argc < 2 || strcmp(argv[1], "own") != 0) failed += run_comm_suite(&suite) + run_side_suite(&suite);
+    if (!own) failed += run_comm_suite(&suite) + run_side_suite(&suite);
     return failed > 0;
 }

@@ -59,7 +59,8 @@ typedef struct standin_kind {
     void (*run)(void *arg);
     void (*enter)(void *arg);
     size_t bytes;
-    bool always; /* on a broken device, too: it gives something back */
+    bool always;     /* on a broken device, too: it gives something back */
+    bool is_instant; /* it takes no time */
 } standin_kind;
 
 typedef struct standin_moment standin_moment;
@@ -92,6 +93,10 @@ cudaError_t standin_launch(cudaStream_t given, const standin_kind *kind, const v
 /* Not into a capture, and whatever the NULL stream's rules are. */
 void standin_push_now(cudaStream_t stream, const standin_kind *kind, const void *arg);
 void standin_wait_device(int device); /* until all its streams are idle */
+/* In run: the work has ended, and who is told from now on comes later. Else it ends when run returns. */
+void standin_work_has_ended(void);
+/* In run: when what came before on the stream had ended. */
+uint64_t standin_ended_ns(void);
 
 /* ---- standin_event.c ---- */
 

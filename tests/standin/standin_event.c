@@ -39,10 +39,13 @@ void standin_moment_release(standin_moment *m)
     if (m != NULL && atomic_fetch_sub(&m->refs, 1) == 1) free(m);
 }
 
+/* It has happened when what came before it had ended, whenever the thread comes to it: a GPU loses no time there, and what
+ * waited for the end of that on another stream comes later. */
 static void run_record(void *arg)
 {
     standin_moment *m = *(standin_moment **)arg;
-    atomic_store_explicit(&m->time_ns, fsdp__now_ns(), memory_order_relaxed);
+    uint64_t since_ns = atomic_load_explicit(&m->time_ns, memory_order_relaxed), ended_ns = standin_ended_ns();
+    if (since_ns < ended_ns) atomic_store_explicit(&m->time_ns, ended_ns, memory_order_relaxed);
     atomic_store_explicit(&m->done, 1, memory_order_release);
     fsdp__futex_wake_all(&m->done, false);
     standin_moment_release(m);
@@ -68,10 +71,14 @@ static void run_wait(void *arg)
     standin_moment_release(wait->moment);
 }
 
-static const standin_kind record_kind = {run_record, NULL, sizeof(standin_moment *), true};
-static const standin_kind wait_kind = {run_wait, NULL, sizeof(wait_arg), true};
+static const standin_kind record_kind = {run_record, NULL, sizeof(standin_moment *), true, true};
+static const standin_kind wait_kind = {run_wait, NULL, sizeof(wait_arg), true, false};
 
-void standin_record_moment(cudaStream_t s, standin_moment *m) { (void)standin_push(s, &record_kind, &m); }
+void standin_record_moment(cudaStream_t s, standin_moment *m)
+{
+    atomic_store_explicit(&m->time_ns, fsdp__now_ns(), memory_order_relaxed);
+    (void)standin_push(s, &record_kind, &m);
+}
 
 void standin_wait_moment(cudaStream_t s, standin_moment *m)
 {

@@ -17,7 +17,7 @@ static void nap(uint64_t ns)
 
 static void run_op(void *arg) { fsdp__host_kernel(arg); }
 
-static const standin_kind op_kind = {run_op, NULL, sizeof(fsdp_device_op), false};
+static const standin_kind op_kind = {run_op, NULL, sizeof(fsdp_device_op), false, false};
 
 cudaError_t fsdp__cuda_load_kernels(void) { return standin_enter(); }
 cudaError_t fsdp__cuda_cast(cudaStream_t s, const fsdp_device_op *op) { return standin_launch(s, &op_kind, op); }
@@ -47,7 +47,7 @@ static void run_square_sum(void *arg)
     sum->slot[0] = 0;
 }
 
-static const standin_kind square_sum_kind = {run_square_sum, NULL, sizeof(sum_arg), false};
+static const standin_kind square_sum_kind = {run_square_sum, NULL, sizeof(sum_arg), false, false};
 
 cudaError_t fsdp__cuda_square_sum(cudaStream_t s, const fsdp_device_op *op, char *sum_slot)
 {
@@ -68,7 +68,7 @@ static void run_delay(void *arg)
         nap(end_ns - now_ns);
 }
 
-static const standin_kind delay_kind = {run_delay, NULL, sizeof(delay_arg), false};
+static const standin_kind delay_kind = {run_delay, NULL, sizeof(delay_arg), false, false};
 
 cudaError_t fsdp__cuda_delay(cudaStream_t s, uint64_t ns, const uint32_t *stop)
 {
@@ -86,13 +86,13 @@ static void run_hold(void *arg)
     while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == 0) nap(20000);
 }
 
-static const standin_kind hold_kind = {run_hold, NULL, sizeof(uint32_t *), false};
+static const standin_kind hold_kind = {run_hold, NULL, sizeof(uint32_t *), false, false};
 
 cudaError_t gpu_hold(cudaStream_t s, const uint32_t *word) { return standin_launch(s, &hold_kind, &word); }
 
 static void run_store_nowhere(void *arg) { standin_break(*(int *)arg, cudaErrorIllegalAddress); }
 
-static const standin_kind store_kind = {run_store_nowhere, NULL, sizeof(int), false};
+static const standin_kind store_kind = {run_store_nowhere, NULL, sizeof(int), false, false};
 
 cudaError_t gpu_store_nowhere(cudaStream_t s)
 {

@@ -183,6 +183,7 @@ static void run_call(void *arg)
     ncclComm_t c = x->comm;
     if (wait_turn(x)) {
         exchange(x);
+        standin_work_has_ended();
         if (!atomic_load(&c->stopped)) atomic_store_explicit(&c->n_left, x->number, memory_order_release);
     }
     if (atomic_load(&c->stopped)) atomic_fetch_add(&c->n_left, 1); /* in any order */
@@ -196,7 +197,7 @@ static void enter_call(void *arg)
     x->number = 1 + atomic_fetch_add(&x->comm->n_entered, 1);
 }
 
-static const standin_kind call_kind = {run_call, enter_call, sizeof(call), true};
+static const standin_kind call_kind = {run_call, enter_call, sizeof(call), true, false};
 
 /* ---- Calls of collectives ---- */
 

@@ -18,6 +18,17 @@ static pthread_mutex_t host_lock = PTHREAD_MUTEX_INITIALIZER; /* host functions 
 
 /* ---- The thread ---- */
 
+static _Thread_local uint64_t ended_ns; /* when the last work of this thread's stream had ended */
+static _Thread_local bool has_ended;
+
+void standin_work_has_ended(void)
+{
+    ended_ns = fsdp__now_ns();
+    has_ended = true;
+}
+
+uint64_t standin_ended_ns(void) { return ended_ns; }
+
 static void release(cudaStream_t s)
 {
     if (atomic_fetch_sub(&s->refs, 1) > 1) return;
@@ -59,7 +70,9 @@ static void *stream_main(void *arg)
         free(s->first);
         s->first = work;
         if (work->kind == NULL) break;
+        has_ended = work->kind->is_instant;
         if (work->kind->always || !standin_is_broken(s->device)) work->kind->run(work->arg);
+        if (!has_ended) standin_work_has_ended();
         atomic_fetch_add_explicit(&s->n_done, 1, memory_order_release);
         atomic_fetch_add_explicit(&s->done, 1, memory_order_relaxed);
         fsdp__futex_wake_all(&s->done, false);
@@ -137,7 +150,7 @@ static void run_other_stream(void *arg)
     release(other->stream);
 }
 
-static const standin_kind other_stream_kind = {run_other_stream, NULL, sizeof(other_stream), true};
+static const standin_kind other_stream_kind = {run_other_stream, NULL, sizeof(other_stream), true, false};
 
 static void stand_behind(cudaStream_t s, cudaStream_t other)
 {
@@ -308,7 +321,7 @@ static void run_copy(void *arg)
     free(copy->staged);
 }
 
-static const standin_kind copy_kind = {run_copy, NULL, sizeof(copy_arg), false};
+static const standin_kind copy_kind = {run_copy, NULL, sizeof(copy_arg), false, false};
 
 /* From pageable memory it is staged, so that the source may change at once; into pageable memory it has happened when the
  * call returns ("API synchronization behavior"). */
@@ -354,7 +367,7 @@ static void run_fill(void *arg)
     memset(fill->dst, fill->byte, fill->bytes);
 }
 
-static const standin_kind fill_kind = {run_fill, NULL, sizeof(fill_arg), false};
+static const standin_kind fill_kind = {run_fill, NULL, sizeof(fill_arg), false, false};
 
 cudaError_t cudaMemsetAsync(void *dst, int byte, size_t bytes, cudaStream_t stream)
 {
@@ -388,7 +401,7 @@ static void run_host(void *arg)
     pthread_mutex_unlock(&host_lock);
 }
 
-static const standin_kind host_kind = {run_host, NULL, sizeof(host_arg), false};
+static const standin_kind host_kind = {run_host, NULL, sizeof(host_arg), false, false};
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 {
