@@ -25,7 +25,7 @@
 #include "monotonic.h"
 
 enum {
-    STANDIN_DEVICES = 4,
+    STANDIN_DEVICES = 16,
     STANDIN_LOOK_NS = 20000000 /* between looks of who waits: for an abort, or a broken device */
 };
 
@@ -34,9 +34,13 @@ _Noreturn void standin_die(const char *format, ...) __attribute__((format(printf
 
 /* ---- standin_device.c ---- */
 
-/* First in every call: an error of before, on the current device; a call from a host function; a process forked
- * since. */
+/* First in every call that gives something back: a call from a host function; a process forked since; an error of before,
+ * on the current device. */
 cudaError_t standin_enter(void);
+/* What is given back is, also on a broken device; the call says its error all the same. */
+bool standin_may_give_back(cudaError_t entered);
+/* First in every other one: an error that a test has asked for, besides. */
+cudaError_t standin_begin(const char *call);
 /* Last in every call: what cudaGetLastError says next. */
 cudaError_t standin_return(cudaError_t error);
 #define STANDIN_ENTER()                                               \
@@ -45,11 +49,24 @@ cudaError_t standin_return(cudaError_t error);
         if (entered_ != cudaSuccess) return standin_return(entered_); \
     } while (0)
 
+#define STANDIN_BEGIN()                                           \
+    do {                                                          \
+        cudaError_t begun_ = standin_begin(__func__);             \
+        if (begun_ != cudaSuccess) return standin_return(begun_); \
+    } while (0)
+
 int standin_current(void);                         /* this thread's device */
 void standin_break(int device, cudaError_t error); /* nothing runs there any more */
 bool standin_is_broken(int device);
 void standin_in_host_function(bool on);
 bool standin_is_known(const void *ptr, uint64_t bytes); /* allocated here, device or page-locked */
+
+/* For tests. From now on the n-th call with the device current fails: once, or it and all later ones, and what is enqueued is
+ * not done (for_good). n 0: none. Of a call that is made again and again only the first three count. */
+void standin_fail(int device, uint64_t n, cudaError_t error, bool for_good);
+const char *standin_failed(int device); /* the call that has failed; NULL: none yet */
+/* What has been made on the device and not been given back: streams, events and memory; communicators. */
+extern atomic_int standin_live[STANDIN_DEVICES], standin_live_comms[STANDIN_DEVICES];
 
 /* ---- standin_stream.c ---- */
 

@@ -77,7 +77,7 @@ static void release_body(body *b)
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
 {
     enum cudaStreamCaptureMode before = thread_mode;
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     thread_mode = *mode;
     *mode = before;
     return cudaSuccess;
@@ -124,7 +124,7 @@ cudaError_t standin_null_is_free(int device)
 /* The capture is not ended by the question. */
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = standin_stream_of(stream, &stream);
     if (error == cudaSuccess && stream->is_null) error = standin_null_is_free(stream->device);
     if (error != cudaSuccess) return standin_return(error);
@@ -230,7 +230,7 @@ cudaError_t standin_capture_wait(cudaStream_t s, standin_mark mark, bool recorde
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = standin_stream_of(stream, &stream);
     if (error == cudaSuccess && stream->is_null) error = cudaErrorStreamCaptureUnsupported;
     if (error == cudaSuccess && atomic_load(&stream->capture) != NULL) error = cudaErrorIllegalState;
@@ -295,7 +295,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out_graph)
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     if (nodes != NULL) return standin_return(cudaErrorNotSupported);
     *n = graph->body->n_nodes;
     return cudaSuccess;
@@ -303,18 +303,19 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
-    STANDIN_ENTER();
+    cudaError_t entered = standin_enter();
+    if (!standin_may_give_back(entered)) return standin_return(entered);
     if (graph == NULL) return standin_return(cudaErrorInvalidValue);
     release_body(graph->body);
     free(graph);
-    return cudaSuccess;
+    return standin_return(entered);
 }
 
 #if CUDART_VERSION >= 12000
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out_exec, cudaGraph_t graph, unsigned long long flags)
 {
     (void)flags;
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaGraphExec_t exec = calloc(1, sizeof *exec);
     if (exec == NULL) standin_die("no memory for a graph");
     exec->body = graph->body;
@@ -329,14 +330,15 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out_exec, cudaGraph_t graph, u
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
 {
-    STANDIN_ENTER();
+    cudaError_t entered = standin_enter();
+    if (!standin_may_give_back(entered)) return standin_return(entered);
     if (exec == NULL) return standin_return(cudaErrorInvalidValue);
     for (uint32_t i = 1; i < exec->body->n_branches; i++) standin_stream_leave(exec->stream[i]);
     standin_moment_release(exec->last);
     release_body(exec->body);
     pthread_mutex_destroy(&exec->lock);
     free(exec);
-    return cudaSuccess;
+    return standin_return(entered);
 }
 
 static void launch_items(cudaGraphExec_t exec, cudaStream_t stream)
@@ -357,7 +359,7 @@ static void launch_items(cudaGraphExec_t exec, cudaStream_t stream)
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = standin_stream_of(stream, &stream);
     if (error == cudaSuccess) error = standin_is_free(stream);
     if (error != cudaSuccess) return standin_return(error);

@@ -29,6 +29,7 @@ static _Thread_local cudaError_t last_error;
 static _Thread_local bool in_host_function;
 static atomic_int broken[STANDIN_DEVICES];
 static _Atomic pid_t owner;
+static atomic_int n_planned; /* devices that a test has asked an error of */
 
 void standin_in_host_function(bool on) { in_host_function = on; }
 int standin_current(void) { return current; }
@@ -51,6 +52,77 @@ cudaError_t standin_enter(void)
     return (cudaError_t)atomic_load(&broken[current]);
 }
 
+bool standin_may_give_back(cudaError_t entered)
+{
+    return entered != cudaErrorNotPermitted && entered != cudaErrorInitializationError;
+}
+
+/* ---- Errors that a test asks for ---- */
+
+typedef struct plan {
+    pthread_mutex_t lock;
+    uint64_t n, n_seen; /* n 0: none */
+    cudaError_t error;
+    bool for_good;
+    const char *last, *failed;
+    uint32_t n_last; /* calls of `last` in a row */
+} plan;
+
+static plan plans[STANDIN_DEVICES];
+static pthread_once_t plans_once = PTHREAD_ONCE_INIT;
+atomic_int standin_live[STANDIN_DEVICES];
+
+static void make_plans(void)
+{
+    for (int i = 0; i < STANDIN_DEVICES; i++) pthread_mutex_init(&plans[i].lock, NULL);
+}
+
+void standin_fail(int device, uint64_t n, cudaError_t error, bool for_good)
+{
+    pthread_once(&plans_once, make_plans);
+    plan *p = &plans[device];
+    atomic_fetch_add(&n_planned, 1);
+    pthread_mutex_lock(&p->lock);
+    p->n = n, p->n_seen = 0;
+    p->error = error, p->for_good = for_good;
+    p->last = p->failed = NULL;
+    pthread_mutex_unlock(&p->lock);
+    standin_break(device, cudaSuccess);
+}
+
+const char *standin_failed(int device)
+{
+    plan *p = &plans[device];
+    pthread_mutex_lock(&p->lock);
+    const char *failed = p->failed;
+    pthread_mutex_unlock(&p->lock);
+    return failed;
+}
+
+static cudaError_t planned(const char *call)
+{
+    plan *p = &plans[current];
+    cudaError_t error = cudaSuccess;
+    if (atomic_load(&n_planned) == 0) return cudaSuccess;
+    pthread_mutex_lock(&p->lock);
+    p->n_last = p->last == call ? p->n_last + 1 : 0;
+    p->last = call;
+    if (p->n > 0 && p->failed == NULL && p->n_last < 3 && ++p->n_seen == p->n) {
+        p->failed = call;
+        error = p->error;
+    }
+    bool breaks = error != cudaSuccess && p->for_good;
+    pthread_mutex_unlock(&p->lock);
+    if (breaks) standin_break(current, error);
+    return error;
+}
+
+cudaError_t standin_begin(const char *call)
+{
+    cudaError_t error = standin_enter();
+    return error == cudaSuccess ? planned(call) : error;
+}
+
 cudaError_t cudaGetLastError(void)
 {
     cudaError_t error = last_error;
@@ -70,6 +142,7 @@ const char *cudaGetErrorName(cudaError_t error)
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+    case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
     case cudaErrorNotReady: return "cudaErrorNotReady";
     case cudaErrorNotPermitted: return "cudaErrorNotPermitted";
     case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
@@ -108,7 +181,7 @@ cudaError_t cudaSetDevice(int device)
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     if (device < 0 || device >= STANDIN_DEVICES) return standin_return(cudaErrorInvalidDevice);
     *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrMultiProcessorCount ? 4 : 0;
     return cudaSuccess;
@@ -116,7 +189,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     *least = 0, *greatest = -5;
     return cudaSuccess;
 }
@@ -143,7 +216,7 @@ static uint64_t taken_bytes(int device)
 
 static cudaError_t allocate(void **out_ptr, size_t bytes, int device)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = standin_may_call();
     if (error != cudaSuccess) return standin_return(error);
     *out_ptr = NULL;
@@ -161,6 +234,7 @@ static cudaError_t allocate(void **out_ptr, size_t bytes, int device)
         free(b);
         return standin_return(cudaErrorMemoryAllocation);
     }
+    if (device >= 0) atomic_fetch_add(&standin_live[device], 1);
     memset(b->base, FRESH, bytes < FRESH_BYTES ? bytes : FRESH_BYTES);
     *out_ptr = b->base;
     return cudaSuccess;
@@ -179,15 +253,16 @@ static block *take_out(const void *ptr, bool locked)
 /* CUDA's frees wait for what runs on the device; the guide counts them among what synchronises implicitly. */
 static cudaError_t release(void *ptr, bool locked)
 {
-    STANDIN_ENTER();
-    cudaError_t error = standin_may_call();
-    if (error != cudaSuccess || ptr == NULL) return standin_return(error);
+    cudaError_t entered = standin_enter(), error = standin_may_call();
+    if (!standin_may_give_back(entered)) return standin_return(entered);
+    if (error != cudaSuccess || ptr == NULL) return standin_return(error == cudaSuccess ? entered : error);
     block *b = take_out(ptr, locked);
     if (b == NULL) return standin_return(cudaErrorInvalidValue);
     standin_wait_device(b->device < 0 ? current : b->device);
+    if (b->device >= 0) atomic_fetch_sub(&standin_live[b->device], 1);
     free(b->base);
     free(b);
-    return cudaSuccess;
+    return standin_return(entered);
 }
 
 cudaError_t cudaMalloc(void **ptr, size_t bytes) { return allocate(ptr, bytes, current); }
@@ -202,7 +277,7 @@ cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     pthread_mutex_lock(&memory_lock);
     *free_bytes = TOTAL_BYTES - taken_bytes(current);
     pthread_mutex_unlock(&memory_lock);

@@ -90,12 +90,13 @@ void standin_wait_moment(cudaStream_t s, standin_moment *m)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out_event, unsigned flags)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaEvent_t event = calloc(1, sizeof *event);
     if (event == NULL) standin_die("no memory for an event");
     event->device = standin_current();
     event->has_time = (flags & cudaEventDisableTiming) == 0;
     pthread_mutex_init(&event->lock, NULL);
+    atomic_fetch_add(&standin_live[event->device], 1);
     *out_event = event;
     return cudaSuccess;
 }
@@ -103,17 +104,19 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out_event, unsigned flags)
 /* It may go before its last record has happened, and before who waits for that. */
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
-    STANDIN_ENTER();
+    cudaError_t entered = standin_enter();
+    if (!standin_may_give_back(entered)) return standin_return(entered);
     if (event == NULL) return standin_return(cudaErrorInvalidResourceHandle);
+    atomic_fetch_sub(&standin_live[event->device], 1);
     standin_moment_release(event->last);
     pthread_mutex_destroy(&event->lock);
     free(event);
-    return cudaSuccess;
+    return standin_return(entered);
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     standin_mark mark = {0, 0};
     cudaError_t error = standin_stream_of(stream, &stream);
     if (error == cudaSuccess && stream->device != event->device) error = cudaErrorInvalidResourceHandle;
@@ -136,7 +139,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     (void)flags;
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = standin_stream_of(stream, &stream);
     if (error != cudaSuccess) return standin_return(error);
     pthread_mutex_lock(&event->lock);
@@ -166,7 +169,7 @@ static cudaError_t last_of(cudaEvent_t event, standin_moment **out_moment)
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     standin_moment *m = NULL;
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = standin_may_call();
     if (error == cudaSuccess) error = last_of(event, &m);
     if (error == cudaSuccess && m != NULL && !is_done(m)) error = cudaErrorNotReady;
@@ -188,7 +191,7 @@ static cudaError_t time_of(cudaEvent_t event, uint64_t *out_ns)
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
 {
     uint64_t start_ns = 0, end_ns = 0;
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = time_of(start, &start_ns);
     if (error == cudaSuccess) error = time_of(end, &end_ns);
     if (error == cudaSuccess) *ms = (float)((double)(int64_t)(end_ns - start_ns) / 1e6);

@@ -58,13 +58,15 @@ cudaError_t fsdp__cuda_square_sum(cudaStream_t s, const fsdp_device_op *op, char
 typedef struct delay_arg {
     uint64_t ns;
     const uint32_t *stop;
+    int device;
 } delay_arg;
 
 static void run_delay(void *arg)
 {
     const delay_arg *delay = arg;
     uint64_t end_ns = fsdp__after_ns(delay->ns), now_ns;
-    while ((now_ns = fsdp__now_ns()) < end_ns && __atomic_load_n(delay->stop, __ATOMIC_ACQUIRE) == 0)
+    while ((now_ns = fsdp__now_ns()) < end_ns && __atomic_load_n(delay->stop, __ATOMIC_ACQUIRE) == 0 &&
+           !standin_is_broken(delay->device))
         nap(end_ns - now_ns);
 }
 
@@ -72,7 +74,7 @@ static const standin_kind delay_kind = {run_delay, NULL, sizeof(delay_arg), fals
 
 cudaError_t fsdp__cuda_delay(cudaStream_t s, uint64_t ns, const uint32_t *stop)
 {
-    const delay_arg delay = {ns, stop};
+    const delay_arg delay = {ns, stop, standin_current()};
     return standin_launch(s, &delay_kind, &delay);
 }
 
@@ -80,15 +82,24 @@ cudaError_t fsdp__cuda_delay(cudaStream_t s, uint64_t ns, const uint32_t *stop)
 
 cudaError_t gpu_load_kernels(void) { return standin_enter(); }
 
+typedef struct hold_arg {
+    const uint32_t *word;
+    int device;
+} hold_arg;
+
 static void run_hold(void *arg)
 {
-    const uint32_t *word = *(const uint32_t **)arg;
-    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == 0) nap(20000);
+    const hold_arg *hold = arg;
+    while (__atomic_load_n(hold->word, __ATOMIC_ACQUIRE) == 0 && !standin_is_broken(hold->device)) nap(20000);
 }
 
-static const standin_kind hold_kind = {run_hold, NULL, sizeof(uint32_t *), false, false};
+static const standin_kind hold_kind = {run_hold, NULL, sizeof(hold_arg), false, false};
 
-cudaError_t gpu_hold(cudaStream_t s, const uint32_t *word) { return standin_launch(s, &hold_kind, &word); }
+cudaError_t gpu_hold(cudaStream_t s, const uint32_t *word)
+{
+    const hold_arg hold = {word, standin_current()};
+    return standin_launch(s, &hold_kind, &hold);
+}
 
 static void run_store_nowhere(void *arg) { standin_break(*(int *)arg, cudaErrorIllegalAddress); }
 

@@ -20,13 +20,14 @@ enum { GROUP = 64, CHUNK = 512 };
 
 struct ncclComm {
     standin_room *room;
-    int world, rank, device;
+    int world, rank;
+    standin_way_out out;
     uint32_t n_splits, n_windows;
     bool connected;
     uint64_t step;                      /* of the stream that runs its collective */
     _Atomic uint64_t n_entered, n_left; /* collectives */
     _Atomic uint32_t left;              /* to sleep by */
-    atomic_bool stopped, freed;
+    atomic_bool freed;
     atomic_int n_inside;      /* calls on the host that have begun and not ended */
     _Atomic uintptr_t inside; /* the thread of them; 0: none */
     struct ncclComm *next;    /* of all ever made: they stay, so that a use after the end is seen */
@@ -56,6 +57,7 @@ typedef struct group {
 static _Thread_local group mine;
 static pthread_mutex_t comms_lock = PTHREAD_MUTEX_INITIALIZER;
 static ncclComm_t comms;
+atomic_int standin_live_comms[STANDIN_DEVICES];
 
 static void check_lives(ncclComm_t c)
 {
@@ -76,6 +78,13 @@ static void go_outside(ncclComm_t c)
     if (atomic_fetch_sub(&c->n_inside, 1) == 1) atomic_store(&c->inside, 0);
 }
 
+/* A call that a test wants to fail: the network, or NCCL itself. */
+#define BEGIN(call)                                                                                         \
+    do {                                                                                                    \
+        cudaError_t begun_ = standin_begin(call);                                                           \
+        if (begun_ != cudaSuccess) return begun_ == cudaErrorUnknown ? ncclSystemError : ncclInternalError; \
+    } while (0)
+
 /* ---- Words ---- */
 
 ncclResult_t ncclGetVersion(int *version)
@@ -91,6 +100,7 @@ const char *ncclGetErrorString(ncclResult_t result)
     case ncclInvalidArgument: return "invalid argument";
     case ncclInvalidUsage: return "invalid usage";
     case ncclInternalError: return "internal error";
+    case ncclSystemError: return "system error";
     default: return "unknown error";
     }
 }
@@ -152,7 +162,7 @@ static bool wait_turn(const call *x)
     ncclComm_t c = x->comm;
     for (;;) {
         uint32_t seen = atomic_load_explicit(&c->left, memory_order_acquire);
-        if (atomic_load(&c->stopped)) return false;
+        if (standin_is_over(&c->out)) return false;
         if (atomic_load_explicit(&c->n_left, memory_order_acquire) == x->number - 1) return true;
         (void)fsdp__futex_wait(&c->left, seen, fsdp__after_ns(STANDIN_LOOK_NS), false);
     }
@@ -169,11 +179,11 @@ static void exchange(const call *x)
         bring(x, from, n);
         atomic_store_explicit(&room->in[c->rank], step, memory_order_release);
         standin_room_changed(room);
-        if (!standin_room_all(room, room->in, c->world, step, &c->stopped)) return;
+        if (!standin_room_all(room, room->in, c->world, step, &c->out)) return;
         take(x, from, n);
         atomic_store_explicit(&room->out[c->rank], step, memory_order_release);
         standin_room_changed(room);
-        if (!standin_room_all(room, room->out, c->world, step, &c->stopped)) return;
+        if (!standin_room_all(room, room->out, c->world, step, &c->out)) return;
     }
 }
 
@@ -184,9 +194,8 @@ static void run_call(void *arg)
     if (wait_turn(x)) {
         exchange(x);
         standin_work_has_ended();
-        if (!atomic_load(&c->stopped)) atomic_store_explicit(&c->n_left, x->number, memory_order_release);
     }
-    if (atomic_load(&c->stopped)) atomic_fetch_add(&c->n_left, 1); /* in any order */
+    atomic_fetch_add_explicit(&c->n_left, 1, memory_order_release);
     atomic_fetch_add_explicit(&c->left, 1, memory_order_release);
     fsdp__futex_wake_all(&c->left, false);
 }
@@ -204,7 +213,7 @@ static const standin_kind call_kind = {run_call, enter_call, sizeof(call), true,
 static ncclResult_t connect_ranks(ncclComm_t c)
 {
     if (c->connected) return ncclSuccess;
-    if (!standin_room_meet(c->room, &c->room->n_connected, (uint64_t)c->world, &c->stopped)) return ncclInternalError;
+    if (!standin_room_meet(c->room, &c->room->n_connected, (uint64_t)c->world, &c->out)) return ncclInternalError;
     c->connected = true;
     return ncclSuccess;
 }
@@ -231,7 +240,7 @@ static ncclResult_t add_call(call x, ncclDataType_t type, cudaStream_t stream)
     if (x.count == 0) return ncclSuccess;
     x.dtype = type == ncclFloat32 ? FSDP_DTYPE_FP32 : type == ncclFloat16 ? FSDP_DTYPE_FP16 : FSDP_DTYPE_BF16;
     size_t bytes = x.count * bytes_of(x.dtype);
-    if (standin_stream_of(stream, &stream) != cudaSuccess || stream->device != c->device) return ncclInvalidUsage;
+    if (standin_stream_of(stream, &stream) != cudaSuccess || stream->device != c->out.device) return ncclInvalidUsage;
     if (!standin_is_known(x.send, bytes * (x.kind == REDUCE_SCATTER ? world : 1)) ||
         !standin_is_known(x.recv, bytes * (x.kind == ALL_GATHER ? world : 1)))
         standin_die("a collective of memory that is not the GPU's");
@@ -245,12 +254,14 @@ static ncclResult_t add_call(call x, ncclDataType_t type, cudaStream_t stream)
 ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream)
 {
+    BEGIN(__func__);
     return add_call((call){comm, 0, ALL_GATHER, send, recv, count, FSDP_DTYPE_FP32, 0}, type, stream);
 }
 
 ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream)
 {
+    BEGIN(__func__);
     if (op != ncclSum) return ncclInvalidArgument;
     return add_call((call){comm, 0, REDUCE_SCATTER, send, recv, count, FSDP_DTYPE_FP32, 0}, type, stream);
 }
@@ -258,6 +269,7 @@ ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclD
 ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream)
 {
+    BEGIN(__func__);
     if (op != ncclSum) return ncclInvalidArgument;
     return add_call((call){comm, 0, ALL_REDUCE, send, recv, count, FSDP_DTYPE_FP32, 0}, type, stream);
 }
@@ -265,6 +277,7 @@ ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataT
 ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream)
 {
+    BEGIN(__func__);
     return add_call((call){comm, 0, BROADCAST, send, recv, count, FSDP_DTYPE_FP32, root}, type, stream);
 }
 
@@ -281,7 +294,7 @@ static void wait_left(ncclComm_t c)
 
 static void stop(ncclComm_t c)
 {
-    atomic_store(&c->stopped, true);
+    atomic_store(&c->out.stopped, true);
     standin_room_changed(c->room);
     atomic_fetch_add(&c->left, 1);
     fsdp__futex_wake_all(&c->left, false);
@@ -292,6 +305,7 @@ static ncclResult_t reclaim(ncclComm_t c)
     wait_left(c);
     if (atomic_load(&c->n_inside) > 0) standin_die("a communicator is freed while somebody is in it");
     if (atomic_exchange(&c->freed, true)) standin_die("a communicator is freed twice");
+    atomic_fetch_sub(&standin_live_comms[c->out.device], 1);
     return ncclSuccess;
 }
 
@@ -306,6 +320,7 @@ ncclResult_t ncclCommAbort(ncclComm_t c)
 
 ncclResult_t ncclGroupStart(void)
 {
+    BEGIN(__func__);
     mine.depth++;
     return ncclSuccess;
 }
@@ -322,9 +337,10 @@ ncclResult_t ncclGroupEnd(void)
 /* "Destroying a communicator is an intra-node collective call": here already the finalising before it is. */
 ncclResult_t ncclCommFinalize(ncclComm_t c)
 {
+    BEGIN(__func__);
     check_lives(c);
     wait_left(c);
-    bool all = standin_room_meet(c->room, &c->room->n_closing, (uint64_t)c->world, &c->stopped);
+    bool all = standin_room_meet(c->room, &c->room->n_closing, (uint64_t)c->world, &c->out);
     return all ? ncclSuccess : ncclInternalError;
 }
 
@@ -342,14 +358,18 @@ static ncclResult_t open_comm(standin_room *room, int world, int rank, ncclComm_
     if (c == NULL || world > STANDIN_RANKS) standin_die("no communicator of %d ranks", world);
     c->room = room;
     c->world = world, c->rank = rank;
-    c->device = standin_current();
+    c->out.device = standin_current();
     pthread_mutex_lock(&comms_lock);
     c->next = comms;
     comms = c;
     pthread_mutex_unlock(&comms_lock);
     /* For ever, as NCCL; an abort of the parent ends a split. */
-    const atomic_bool *left = parent != NULL ? &parent->stopped : &c->stopped;
-    if (!standin_room_meet(room, &room->n_init, (uint64_t)world, left)) return ncclInternalError;
+    const standin_way_out *out = parent != NULL ? &parent->out : &c->out;
+    if (!standin_room_meet(room, &room->n_init, (uint64_t)world, out)) {
+        atomic_store(&c->freed, true);
+        return ncclInternalError;
+    }
+    atomic_fetch_add(&standin_live_comms[c->out.device], 1);
     *out_comm = c;
     return ncclSuccess;
 }
@@ -358,6 +378,7 @@ static const char magic[8] = "standin";
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
+    BEGIN(__func__);
     uint32_t number = standin_room_new();
     memset(id, 0, sizeof *id);
     memcpy(id->internal, magic, sizeof magic);
@@ -367,6 +388,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int world, ncclUniqueId id, int rank)
 {
+    BEGIN(__func__);
     uint32_t number;
     memcpy(&number, id.internal + sizeof magic, sizeof number);
     if (memcmp(id.internal, magic, sizeof magic) != 0 || rank < 0 || rank >= world) return ncclInvalidArgument;
@@ -391,13 +413,14 @@ static ncclResult_t split(ncclComm_t parent, int rank, ncclComm_t *comm)
     for (;;) {
         uint32_t seen = atomic_load(&room->tick), number = atomic_load(chosen);
         if (number != 0) return open_comm(standin_room_of(number), parent->world, rank, parent, comm);
-        if (atomic_load(&parent->stopped)) return ncclInternalError;
+        if (standin_is_over(&parent->out)) return ncclInternalError;
         (void)fsdp__futex_wait(&room->tick, seen, fsdp__after_ns(STANDIN_LOOK_NS), true);
     }
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t parent, int colour, int key, ncclComm_t *comm, ncclConfig_t *config)
 {
+    BEGIN(__func__);
     (void)colour, (void)config;
     go_inside(parent);
     if (parent->n_splits == STANDIN_SPLITS) standin_die("more than %d splits", STANDIN_SPLITS);
@@ -410,6 +433,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int colour, int key, ncclComm_t *c
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *error)
 {
+    BEGIN(__func__);
     go_inside(c);
     *error = ncclSuccess;
     go_outside(c);
@@ -433,7 +457,7 @@ ncclResult_t ncclCommUserRank(const ncclComm_t c, int *rank)
 ncclResult_t ncclCommCuDevice(const ncclComm_t c, int *device)
 {
     check_lives(c);
-    *device = c->device;
+    *device = c->out.device;
     return ncclSuccess;
 }
 
@@ -450,10 +474,11 @@ ncclResult_t ncclMemFree(void *ptr) { return cudaFree(ptr) == cudaSuccess ? nccl
 /* All ranks must come, and more than once: so the count is of registrations. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t c, void *base, size_t bytes, ncclWindow_t *window, int flags)
 {
+    BEGIN(__func__);
     (void)flags;
     go_inside(c);
     uint64_t n = ++c->n_windows * (uint64_t)c->world;
-    bool all = standin_room_meet(c->room, &c->room->n_windows, n, &c->stopped);
+    bool all = standin_room_meet(c->room, &c->room->n_windows, n, &c->out);
     if (!standin_is_known(base, bytes)) standin_die("a window of memory that is not the GPU's");
     *window = base;
     go_outside(c);

@@ -24,9 +24,16 @@ typedef struct standin_room {
 uint32_t standin_room_new(void);
 standin_room *standin_room_of(uint32_t number);
 void standin_room_changed(standin_room *room);
-/* Come in, and wait for all `n`. False: *left is set. */
-bool standin_room_meet(standin_room *room, _Atomic uint64_t *count, uint64_t n, const atomic_bool *left);
+/* What ends a wait: an abort, or the end of the GPU. */
+typedef struct standin_way_out {
+    atomic_bool stopped;
+    int device;
+} standin_way_out;
+bool standin_is_over(const standin_way_out *out);
+/* Come in, and wait for all `n`. False: it is over. */
+bool standin_room_meet(standin_room *room, _Atomic uint64_t *count, uint64_t n, const standin_way_out *out);
 /* Wait until all ranks have come to the step. */
-bool standin_room_all(standin_room *room, _Atomic uint64_t *steps, int world, uint64_t step, const atomic_bool *left);
+bool standin_room_all(standin_room *room, _Atomic uint64_t *steps, int world, uint64_t step,
+                      const standin_way_out *out);
 
 #endif

@@ -38,31 +38,36 @@ void standin_room_changed(standin_room *room)
     fsdp__futex_wake_all(&room->tick, true);
 }
 
+bool standin_is_over(const standin_way_out *out)
+{
+    return atomic_load(&out->stopped) || standin_is_broken(out->device);
+}
+
 static void nap(standin_room *room, uint32_t seen)
 {
     (void)fsdp__futex_wait(&room->tick, seen, fsdp__after_ns(STANDIN_LOOK_NS), true);
 }
 
-bool standin_room_meet(standin_room *room, _Atomic uint64_t *count, uint64_t n, const atomic_bool *left)
+bool standin_room_meet(standin_room *room, _Atomic uint64_t *count, uint64_t n, const standin_way_out *out)
 {
     atomic_fetch_add(count, 1);
     standin_room_changed(room);
     for (;;) {
         uint32_t seen = atomic_load_explicit(&room->tick, memory_order_acquire);
         if (atomic_load(count) >= n) return true;
-        if (atomic_load(left)) return false;
+        if (standin_is_over(out)) return false;
         nap(room, seen);
     }
 }
 
-bool standin_room_all(standin_room *room, _Atomic uint64_t *steps, int world, uint64_t step, const atomic_bool *left)
+bool standin_room_all(standin_room *room, _Atomic uint64_t *steps, int world, uint64_t step, const standin_way_out *out)
 {
     for (;;) {
         uint32_t seen = atomic_load_explicit(&room->tick, memory_order_acquire);
         bool came = true;
         for (int r = 0; r < world; r++) came &= atomic_load_explicit(&steps[r], memory_order_acquire) >= step;
         if (came) return true;
-        if (atomic_load(left)) return false;
+        if (standin_is_over(out)) return false;
         nap(room, seen);
     }
 }

@@ -133,7 +133,6 @@ static void wait_done(cudaStream_t s, uint64_t n)
     for (;;) {
         uint32_t seen = atomic_load_explicit(&s->done, memory_order_relaxed);
         if (atomic_load_explicit(&s->n_done, memory_order_acquire) >= n) return;
-        if (standin_is_broken(s->device)) return;
         (void)fsdp__futex_wait(&s->done, seen, fsdp__after_ns(STANDIN_LOOK_NS), false);
     }
 }
@@ -186,7 +185,7 @@ cudaError_t standin_push(cudaStream_t s, const standin_kind *kind, const void *a
 cudaError_t standin_launch(cudaStream_t given, const standin_kind *kind, const void *arg)
 {
     cudaStream_t s = NULL;
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = standin_stream_of(given, &s);
     if (error == cudaSuccess && s->device != standin_current()) error = cudaErrorInvalidResourceHandle;
     return standin_return(error == cudaSuccess ? standin_push(s, kind, arg) : error);
@@ -233,8 +232,9 @@ void standin_wait_device(int device)
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
 {
     (void)priority;
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     *stream = standin_stream_make(standin_current(), flags);
+    atomic_fetch_add(&standin_live[standin_current()], 1);
     return cudaSuccess;
 }
 
@@ -246,23 +246,25 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
 /* It returns at once; the stream goes when it has done what it was given. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
-    STANDIN_ENTER();
+    cudaError_t entered = standin_enter();
+    if (!standin_may_give_back(entered)) return standin_return(entered);
     if (stream == NULL || stream == cudaStreamLegacy) return standin_return(cudaErrorInvalidResourceHandle);
+    atomic_fetch_sub(&standin_live[stream->device], 1);
     standin_stream_leave(stream);
-    return cudaSuccess;
+    return standin_return(entered);
 }
 
-static cudaError_t may_ask(cudaStream_t given, cudaStream_t *out_stream)
+static cudaError_t may_ask(const char *call, cudaStream_t given, cudaStream_t *out_stream)
 {
-    STANDIN_ENTER();
-    cudaError_t error = standin_may_call();
+    cudaError_t error = standin_begin(call);
+    if (error == cudaSuccess) error = standin_may_call();
     if (error == cudaSuccess) error = standin_stream_of(given, out_stream);
     return error == cudaSuccess ? standin_is_free(*out_stream) : error;
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
-    cudaError_t error = may_ask(stream, &stream);
+    cudaError_t error = may_ask(__func__, stream, &stream);
     if (error != cudaSuccess) return standin_return(error);
     bool done = atomic_load_explicit(&stream->n_done, memory_order_acquire) >=
                 atomic_load_explicit(&stream->n_pushed, memory_order_relaxed);
@@ -271,7 +273,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    cudaError_t error = may_ask(stream, &stream);
+    cudaError_t error = may_ask(__func__, stream, &stream);
     if (error != cudaSuccess) return standin_return(error);
     wait_done(stream, atomic_load_explicit(&stream->n_pushed, memory_order_relaxed));
     return standin_return(standin_enter());
@@ -279,7 +281,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = standin_may_call();
     if (error == cudaSuccess) standin_wait_device(standin_current());
     return standin_return(error == cudaSuccess ? standin_enter() : error);
@@ -287,7 +289,7 @@ cudaError_t cudaDeviceSynchronize(void)
 
 cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = standin_stream_of(stream, &stream);
     if (error == cudaSuccess) error = standin_is_free(stream);
     if (error == cudaSuccess) *flags = stream->flags;
@@ -297,7 +299,7 @@ cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags)
 #if CUDART_VERSION >= 12080
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     cudaError_t error = standin_stream_of(stream, &stream);
     if (error == cudaSuccess) error = standin_is_free(stream);
     if (error == cudaSuccess) *device = stream->device;
@@ -328,7 +330,7 @@ static const standin_kind copy_kind = {run_copy, NULL, sizeof(copy_arg), false, 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
     (void)kind;
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     copy_arg copy = {dst, src, bytes, NULL};
     cudaError_t error = standin_stream_of(stream, &stream);
     if (error != cudaSuccess || bytes == 0) return standin_return(error);
@@ -371,7 +373,7 @@ static const standin_kind fill_kind = {run_fill, NULL, sizeof(fill_arg), false, 
 
 cudaError_t cudaMemsetAsync(void *dst, int byte, size_t bytes, cudaStream_t stream)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     fill_arg fill = {dst, byte, bytes};
     cudaError_t error = standin_stream_of(stream, &stream);
     if (error != cudaSuccess || bytes == 0) return standin_return(error);
@@ -405,7 +407,7 @@ static const standin_kind host_kind = {run_host, NULL, sizeof(host_arg), false, 
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 {
-    STANDIN_ENTER();
+    STANDIN_BEGIN();
     host_arg host = {fn, arg};
     cudaError_t error = standin_stream_of(stream, &stream);
     return standin_return(error == cudaSuccess ? standin_push(stream, &host_kind, &host) : error);
