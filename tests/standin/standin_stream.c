@@ -314,16 +314,17 @@ typedef struct copy_arg {
     const void *src;
     size_t bytes;
     void *staged; /* freed behind it */
+    int device;
 } copy_arg;
 
 static void run_copy(void *arg)
 {
     const copy_arg *copy = arg;
-    memmove(copy->dst, copy->src, copy->bytes);
+    if (!standin_is_broken(copy->device)) memmove(copy->dst, copy->src, copy->bytes);
     free(copy->staged);
 }
 
-static const standin_kind copy_kind = {run_copy, NULL, sizeof(copy_arg), false, false};
+static const standin_kind copy_kind = {run_copy, NULL, sizeof(copy_arg), true, false};
 
 /* From pageable memory it is staged, so that the source may change at once; into pageable memory it has happened when the
  * call returns ("API synchronization behavior"). */
@@ -331,9 +332,10 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
 {
     (void)kind;
     STANDIN_BEGIN();
-    copy_arg copy = {dst, src, bytes, NULL};
+    copy_arg copy = {dst, src, bytes, NULL, 0};
     cudaError_t error = standin_stream_of(stream, &stream);
     if (error != cudaSuccess || bytes == 0) return standin_return(error);
+    copy.device = stream->device;
     bool to_pageable = !standin_is_known(dst, bytes), from_pageable = !standin_is_known(src, bytes);
     if ((to_pageable || from_pageable) && (error = standin_is_free(stream)) != cudaSuccess)
         return standin_return(error);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The journey of test_every_failure on lib/cuda, with the n-th call of CUDA or NCCL failing, n = 1, 2, …, on either rank: once, or so
- * that the GPU is broken from then on. Whatever fails: nothing hangs, nothing is leaked, no number is ever another one, and of
- * two ranks that do not come through one is told why.
+/* The journey of test_every_failure on lib/cuda, with the n-th call of CUDA or NCCL failing, n = 1, 2, …, on either rank:
+ * once, or so that the GPU is broken from then on. Whatever fails: nothing hangs, nothing is leaked, no number is ever another
+ * one, and of two ranks that do not come through one is told why.
  *
  *   standin_calls [--long | n]     Some of them; --long: all; n: that one. */
 #include <setjmp.h>
