@@ -140,6 +140,42 @@ static void a_record_that_fails_leaves_the_last_one(void **state)
     DO(f->ops->check(f->dev));
 }
 
+/* ---- Square sums ---- */
+
+/* Each stream has memory of its own for its blocks' sums. */
+static void square_sums_of_two_streams_do_not_meet(void **state)
+{
+    fixture *f = *state;
+    enum { STREAMS = 2, TIMES = 200, COUNT = 1 << 16 };
+    float one = 1.0f, zero = 0.0f, sum;
+    const fsdp_kernel_segment all = {0, COUNT, 1, 1};
+    float *x = fixture_block(f, COUNT * sizeof *x), *out = fixture_block(f, STREAMS * 64 * sizeof *out);
+    fsdp_kernel_segment *segments = fixture_block(f, sizeof all);
+    CUDA(cudaMemcpy(x, &one, sizeof one, cudaMemcpyHostToDevice));
+    for (uint64_t n = 1; n < COUNT; n *= 2) CUDA(cudaMemcpy(x + n, x, n * sizeof *x, cudaMemcpyDeviceToDevice));
+    CUDA(cudaMemcpy(segments, &all, sizeof all, cudaMemcpyHostToDevice));
+    for (int s = 0; s < STREAMS; s++) CUDA(cudaMemcpy(out + 64 * s, &zero, sizeof zero, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
+    close_gate(f, 2, 0);
+    record(f, 0, 2);
+    for (int s = 0; s < STREAMS; s++) wait_event(f, s, 0);
+    for (int i = 0; i < TIMES; i++) {
+        for (int s = 0; s < STREAMS; s++) {
+            fsdp_device_op op = {.kind = FSDP_OPERATION_SQUARE_SUM};
+            op.u.square_sum.out = out + 64 * s, op.u.square_sum.x = x, op.u.square_sum.count = COUNT;
+            op.u.square_sum.segments = segments, op.u.square_sum.n_segments = 1;
+            op.u.square_sum.dtype = FSDP_DTYPE_FP32;
+            launch(f, s, op, NULL);
+        }
+    }
+    open_gate(f, 0);
+    for (int s = 0; s < STREAMS; s++) {
+        drain(f, s);
+        CUDA(cudaMemcpy(&sum, out + 64 * s, sizeof sum, cudaMemcpyDeviceToHost));
+        assert_float_equal(sum, (float)TIMES * COUNT, 0.0);
+    }
+}
+
 /* ---- Jitter and times ---- */
 
 static void jitter_delays_about_half_of_the_operations(void **state)
@@ -522,6 +558,7 @@ int main(void)
         ON_A_DEVICE(waits_that_gave_up_do_not_wake_later_ones),
         ON_A_DEVICE(queries_and_memory_work_while_a_stream_captures),
         ON_A_DEVICE(a_record_that_fails_leaves_the_last_one),
+        ON_A_DEVICE(square_sums_of_two_streams_do_not_meet),
         ON_A_DEVICE(times_of_a_trace_are_in_the_hosts_clock),
         cmocka_unit_test(jitter_delays_about_half_of_the_operations),
         cmocka_unit_test(a_config_that_makes_no_sense_is_refused),

@@ -43,6 +43,7 @@ static void run_square_sum(void *arg)
     const sum_arg *sum = arg;
     if (sum->slot[0] != 0) standin_die("a slot of SQUARE_SUM is in use, or was never zeroed");
     sum->slot[0] = 1;
+    nap(1000); /* long enough to meet another */
     fsdp__host_kernel(&sum->op);
     sum->slot[0] = 0;
 }

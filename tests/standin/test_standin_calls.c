@@ -24,7 +24,7 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { STRIDE = 60 };
 #else
-enum { STRIDE = 24 };
+enum { STRIDE = 12 };
 #endif
 
 enum { WORKERS = STANDIN_DEVICES / RANKS, WAYS = 6 };
