@@ -301,6 +301,33 @@ static void record_behind(member *r)
 
 static void an_event_behind_a_collective_is_its_end(void **state) { run_team(new_team(state, 2), record_behind); }
 
+/* Two events are the end of one collective; one of them is recorded again, behind more than a collective. */
+static void record_one_again(member *r)
+{
+    bool done = false;
+    char *x = rank_block(r, 64);
+    EXPECT(x != NULL);
+    fsdp_device_op fill = {.kind = FSDP_OPERATION_FILL, .u.fill = {x, 64, 1}};
+    connect_all(r, 0, 0);
+    for (int i = 0; i < 2; i++) EXPECT_OK(r->device->event_record(r->dev, r->event[i], r->stream[0], NULL));
+    EXPECT_OK(r->device->event_wait(r->dev, r->event[1], UINT64_MAX));
+    if (r->rank == 0) rank_close_gate(r, 0);
+    EXPECT_OK(r->device->launch(r->dev, r->stream[0], &fill, NULL));
+    EXPECT_OK(r->device->event_record(r->dev, r->event[0], r->stream[0], NULL));
+    EXPECT_OK(r->device->event_query(r->dev, r->event[0], &done));
+    EXPECT(!done || r->rank != 0);
+    EXPECT_OK(r->device->event_query(r->dev, r->event[1], &done));
+    EXPECT(done);
+    rank_open_gate(r);
+    EXPECT_OK(rank_drain(r, 0));
+    meet(r);
+}
+
+static void an_event_recorded_again_leaves_those_of_its_last_record_alone(void **state)
+{
+    run_team(new_team(state, 2), record_one_again);
+}
+
 /* ---- What is NCCL's own ---- */
 
 static void expect_sum(member *r, int comm)
@@ -440,6 +467,7 @@ static int run_own_suite(const comm_suite *suite)
         TEST(closing_after_the_last_operation_hurts_nobody),
         TEST(memory_of_a_failed_collective_can_be_freed_at_once),
         TEST(an_event_behind_a_collective_is_its_end),
+        TEST(an_event_recorded_again_leaves_those_of_its_last_record_alone),
         TEST(a_second_communicator_needs_an_order_of_launches),
         TEST(the_callers_own_communicator_is_used_and_left_alone),
         TEST(a_config_goes_to_nccl),
