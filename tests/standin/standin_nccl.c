@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { GROUP = 64, CHUNK = 512 };
 
@@ -78,6 +79,14 @@ static void go_outside(ncclComm_t c)
     if (atomic_fetch_sub(&c->n_inside, 1) == 1) atomic_store(&c->inside, 0);
 }
 
+/* ---- What a test wants ---- */
+
+static atomic_bool aborts_are_held;
+static atomic_int found[STANDIN_DEVICES];
+
+void standin_nccl_hold_aborts(void) { atomic_store(&aborts_are_held, true); }
+void standin_nccl_find(int device, ncclResult_t error) { atomic_store(&found[device], (int)error); }
+
 /* A call that a test wants to fail: the network, or NCCL itself. */
 #define BEGIN(call)                                                                                         \
     do {                                                                                                    \
@@ -101,6 +110,7 @@ const char *ncclGetErrorString(ncclResult_t result)
     case ncclInvalidUsage: return "invalid usage";
     case ncclInternalError: return "internal error";
     case ncclSystemError: return "system error";
+    case ncclRemoteError: return "remote error";
     default: return "unknown error";
     }
 }
@@ -312,6 +322,7 @@ static ncclResult_t reclaim(ncclComm_t c)
 ncclResult_t ncclCommAbort(ncclComm_t c)
 {
     check_lives(c);
+    while (atomic_load(&aborts_are_held)) pause();
     stop(c);
     if (mine.depth == 0) return reclaim(c);
     mine.abort[mine.n_aborts++] = c;
@@ -435,7 +446,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *error)
 {
     BEGIN(__func__);
     go_inside(c);
-    *error = ncclSuccess;
+    *error = (ncclResult_t)atomic_load(&found[c->out.device]);
     go_outside(c);
     return ncclSuccess;
 }

@@ -9,6 +9,11 @@
 
 #include "standin.h"
 
+/* For tests, of a process: from now on ncclCommAbort does not return, since what runs does not leave; and what
+ * ncclCommGetAsyncError says of communicators on the device, until it is ncclSuccess again. */
+void standin_nccl_hold_aborts(void);
+void standin_nccl_find(int device, ncclResult_t error);
+
 enum { STANDIN_RANKS = 8, STANDIN_SLOT_BYTES = 1 << 17, STANDIN_SPLITS = 8 };
 
 typedef struct standin_room {
