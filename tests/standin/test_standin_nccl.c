@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What NCCL does seldom, and a GPU's test cannot ask for: it finds an error while a collective waits; it does not come back from
- * an abort; a peer does not come when all close. */
+/* What a test on a GPU cannot ask for: NCCL finds an error while a collective waits; it does not come back from an abort; a
+ * peer does not come when all close; a stream takes any number of collectives that wait. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +119,26 @@ static void an_error_that_nccl_finds_while_nothing_waits_is_none(void **state)
     run_team(new_team(state, WORLD), find_one_in_vain);
 }
 
+/* ---- More that wait than are watched ---- */
+
+static void wait_in_vain(member *r)
+{
+    enum { N = 1200 }; /* more than twice FSDP__NCCL_RING */
+    fsdp_collective c = {.kind = FSDP_OPERATION_BARRIER, .dtype = FSDP_DTYPE_FP32, .label = "many"};
+    connect_all(r);
+    for (int i = 0; i < N && r->rank == 0; i++) EXPECT_OK(enqueue(r, 0, 0, c));
+    expect_failed(r, FSDP_ERR_RANK_LOST);
+    meet(r);
+}
+
+static void of_more_groups_than_are_watched_the_oldest_is_known(void **state)
+{
+    team *t = new_team(state, WORLD);
+    t->timeout_ns = (uint64_t)LATE_S * SECOND;
+    run_team(t, wait_in_vain);
+    assert_told(t, "#2 barrier of many");
+}
+
 /* ---- A peer that does not close ---- */
 
 static void close_alone(member *r)
@@ -176,6 +196,7 @@ int main(void)
     struct CMUnitTest tests[] = {
         TEST(an_error_that_nccl_finds_is_every_ranks),
         TEST(an_error_that_nccl_finds_while_nothing_waits_is_none),
+        TEST(of_more_groups_than_are_watched_the_oldest_is_known),
         TEST(a_rank_that_closes_alone_gives_up_in_time),
         TEST(an_abort_that_does_not_come_back_is_left_behind),
     };
