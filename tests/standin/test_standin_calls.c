@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The journey of test_every_failure on lib/cuda, with the n-th call of CUDA or NCCL failing, n = 1, 2, …, on either rank:
- * once, or so that the GPU is broken from then on. Whatever fails: nothing hangs, nothing is leaked, no number is ever another
- * one, and of two ranks that do not come through one is told why.
+ * once, or so that the GPU is broken from then on; and with the n-th block of host memory missing. Whatever fails: nothing
+ * hangs, nothing is leaked, no number is ever another one, and of two ranks that do not come through one is told why.
  *
  *   standin_calls [--long | n]     Some of them; --long: all; n: that one. */
 #include <setjmp.h>
@@ -17,7 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../conformance/device_suite.h"
 #include "../fault/faulty_rank.h"
+#include "cuda/cuda_backend.h"
 #include "fsdp/cuda.h"
 #include "standin.h"
 
@@ -27,13 +29,13 @@ enum { STRIDE = 60 };
 enum { STRIDE = 12 };
 #endif
 
-enum { WORKERS = STANDIN_DEVICES / RANKS, WAYS = 6 };
+enum { WORKERS = STANDIN_DEVICES / RANKS, WAYS = 8, HOST_STRIDE = 10 /* blocks of host memory are many */ };
 static const uint64_t ms = 1000000;
 
 typedef struct trial {
     uint64_t n; /* 0: none fails */
     uint32_t rank;
-    cudaError_t error;
+    cudaError_t error; /* cudaSuccess: no call of CUDA's, but the n-th asking for host memory */
     bool for_good;
 } trial;
 
@@ -83,8 +85,10 @@ static void run_ranks(rank *ranks, const trial *t, int device, uint64_t timeout_
         cuda->local = local, cuda->rank = i;
         cuda->device = device + (int)i;
         seats[i].r = r;
-        faulty_init(&r->f, fsdp_cuda_backend(), cuda); /* none of its own failures: it counts what is live */
-        standin_fail(device + (int)i, i == t->rank ? t->n : 0, t->error, t->for_good);
+        faulty_init(&r->f, fsdp_cuda_backend(), cuda); /* it counts what is live */
+        bool of_cuda = i == t->rank && t->error != cudaSuccess, of_host = i == t->rank && t->error == cudaSuccess;
+        standin_fail(device + (int)i, of_cuda ? t->n : 0, t->error, t->for_good);
+        faulty_arm(&r->f, FAULTY_HOST_ALLOC, FSDP_ERR_NO_HOST_MEMORY, of_host ? t->n : 0, false);
         if (pthread_create(&thread[i], NULL, rank_main, &seats[i]) != 0) abort();
     }
     for (uint32_t i = 0; i < RANKS; i++) pthread_join(thread[i], NULL);
@@ -115,6 +119,7 @@ static void judge(outcome *o, rank *ranks, const trial *t, int device)
 {
     memset(o, 0, sizeof *o);
     o->failed = standin_failed(device + (int)t->rank);
+    if (t->error == cudaSuccess && t->n > 0 && faulty_n_failed(&ranks[t->rank].f) > 0) o->failed = "host memory";
     for (uint32_t i = 0; i < RANKS; i++) {
         o->n_finished += ranks[i].finished, o->n_told += ranks[i].n_errors > 0;
         judge_rank(o, &ranks[i], t);
@@ -155,10 +160,11 @@ static void try_once(const trial *t, rank *ranks, int device, outcome *o)
 
 /* ---- All runs ---- */
 
-/* Which rank; an error of the network's or of one call, too little memory, or the end of the GPU. */
+/* Which rank; an error of the network's or of one call, too little memory, the end of the GPU, no host memory. */
 static trial trial_of(uint64_t n, uint32_t way)
 {
-    static const cudaError_t errors[] = {cudaErrorUnknown, cudaErrorMemoryAllocation, cudaErrorLaunchFailure};
+    static const cudaError_t errors[] = {cudaErrorUnknown, cudaErrorMemoryAllocation, cudaErrorLaunchFailure,
+                                         cudaSuccess};
     return (trial){n, way % RANKS, errors[way / RANKS], way / RANKS == 2};
 }
 
@@ -197,7 +203,8 @@ static void *worker_main(void *arg)
     if (ranks == NULL) abort();
     for (uint32_t n_through = 0; n_through < WAYS && n_complaints < 8;) {
         uint32_t task = atomic_fetch_add(&next_task, 1), way = task % WAYS;
-        trial t = trial_of(1 + task / WAYS * stride + way * stride / WAYS, way);
+        uint32_t step = way / RANKS == 3 ? HOST_STRIDE * stride : stride;
+        trial t = trial_of(1 + task / WAYS * step + way * step / WAYS, way);
         if (only_n != 0) t = trial_of(only_n, way);
         if (only_n != 0 && task >= WAYS) break;
         if (!atomic_load(&is_through[way])) run_trial(&t, way, ranks, w->device);
@@ -243,6 +250,48 @@ static void any_call_may_fail_and_no_number_is_wrong(void **unused)
     assert_true(n_runs > 0);
 }
 
+/* ---- Half an operation ---- */
+
+static const void *alone_config(void *storage, uint64_t jitter_ns, uint64_t jitter_seed)
+{
+    (void)jitter_ns, (void)jitter_seed;
+    fsdp_cuda_config *config = storage;
+    *config = (fsdp_cuda_config)FSDP_CUDA_CONFIG_INIT;
+    return config;
+}
+
+static void count_up(void *arg) { (*(int *)arg)++; }
+
+/* A host call behind some work, waited for at once; the n-th call of CUDA has no memory. False: there are not so many. */
+static bool try_host_call(uint64_t n)
+{
+    static fixture f;
+    const device_suite suite = {.backend = fsdp_cuda_backend(), .config = alone_config};
+    static const uint32_t never;
+    int count = 0;
+    fsdp_device_op op = {.kind = FSDP_OPERATION_HOST_CALL, .u.host_call = {count_up, &count}};
+    assert_true(fixture_open(&f, &suite, FSDP_DEBUG_SYNC, 0, 0));
+    assert_int_equal(fsdp__cuda_delay(((fsdp__cuda_stream *)f.stream[0])->native, 20 * ms, &never), cudaSuccess);
+    standin_fail(0, n, cudaErrorMemoryAllocation, false);
+    fsdp_status status = f.ops->launch(f.dev, f.stream[0], &op, NULL);
+    const char *failed = standin_failed(0);
+    standin_fail(0, 0, cudaSuccess, false);
+    (void)f.ops->stream_drain(f.dev, f.stream[0], 20ull * SECOND);
+    if (status == FSDP_OK) assert_int_equal(count, 1);
+    bool asks = failed != NULL && strstr(failed, "Query") != NULL;         /* that needs no memory */
+    if (status == FSDP_ERR_NO_MEMORY && !asks) assert_int_equal(count, 0); /* it may be made again */
+    fixture_close(&f);
+    return failed != NULL;
+}
+
+static void what_had_no_memory_has_not_happened(void **unused)
+{
+    (void)unused;
+    uint64_t n = 1;
+    while (try_host_call(n)) n++;
+    assert_true(n > 3);
+}
+
 int main(int argc, char **argv)
 {
     bool is_long = argc > 1 && strcmp(argv[1], "--long") == 0;
@@ -250,6 +299,7 @@ int main(int argc, char **argv)
     else if (argc > 1) only_n = strtoull(argv[1], NULL, 0);
     alarm(is_long ? 3000 : 400);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(any_call_may_fail_and_no_number_is_wrong)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(what_had_no_memory_has_not_happened),
+                                       cmocka_unit_test(any_call_may_fail_and_no_number_is_wrong)};
     return cmocka_run_group_tests_name("every call", tests, NULL, NULL);
 }
