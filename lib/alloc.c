@@ -20,7 +20,7 @@ static void settle_pending(fsdp_allocator *a)
     for (int slot = 0; slot < clocks->n_slots; slot++) {
         if (a->settled_at[slot] == clocks->n_raised[slot] && clocks->stream[slot] != NULL) continue;
         a->settled_at[slot] = clocks->n_raised[slot];
-        for (fsdp__block *f = a->ranges.oldest_pending[slot], *newer; f != NULL; f = newer) {
+        for (fsdp__block *f = a->ranges.pending[slot].oldest, *newer; f != NULL; f = newer) {
             newer = f->newer;
             if (clocks->stream[slot] == NULL || fsdp__frontier_covered(&clocks->now[slot], &f->use))
                 fsdp__ranges_settle(&a->ranges, f);
@@ -30,7 +30,7 @@ static void settle_pending(fsdp_allocator *a)
 
 void fsdp__allocator_settle_slot(fsdp_allocator *a, int slot)
 {
-    while (a->ranges.oldest_pending[slot] != NULL) fsdp__ranges_settle(&a->ranges, a->ranges.oldest_pending[slot]);
+    while (a->ranges.pending[slot].oldest != NULL) fsdp__ranges_settle(&a->ranges, a->ranges.pending[slot].oldest);
 }
 
 static void note_active_peak(fsdp_allocator *a)

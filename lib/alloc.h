@@ -10,20 +10,21 @@
 #include "fsdp/alloc.h"
 #include "fsdp/backend.h"
 
+/* What taking and giving look at comes first. */
 struct fsdp_allocator {
     fsdp_context *ctx;
+    fsdp__history history;
+    fsdp_alloc_stats stats;
+    uint64_t step_hash;               /* as stats.trace_hash, since fsdp__allocator_step */
+    uint64_t settled_at[FSDP__SLOTS]; /* clocks.n_raised when the slot's pending fragments were looked through */
+    fsdp__ranges ranges;
     fsdp_allocator_config config; /* its name is the one below */
     char name[32];
     const char *model; /* whose planned range it is; NULL: a public allocator */
     fsdp_memory_kind kind;
-    fsdp__ranges ranges;
-    fsdp__table live; /* of the public calls */
-    fsdp_alloc_stats stats;
-    uint64_t step_hash;     /* as stats.trace_hash, since fsdp__allocator_step */
+    fsdp__table live;       /* of the public calls */
     uint64_t refused_bytes; /* what the device had no room for last … */
     uint64_t refused_at;    /* … and ctx->n_device_frees then: since nothing was given back, it has none now */
-    fsdp__history history;
-    uint64_t settled_at[FSDP__SLOTS]; /* clocks.n_raised when the slot's pending fragments were looked through */
     fsdp_allocator *next_pool, *previous_pool; /* of the context's */
 };
 

@@ -7,7 +7,7 @@
 #include "hostmem.h"
 #include "mutate.h"
 
-#define BLOCK_OF(node, member) ((fsdp__block *)(void *)((char *)(node)-offsetof(fsdp__block, member)))
+#define BLOCK_OF(tree_node) ((fsdp__block *)(void *)((char *)(tree_node)-offsetof(fsdp__block, node)))
 
 void fsdp__ranges_init(fsdp__ranges *ranges, const fsdp_host_allocator *host, bool placed)
 {
@@ -84,24 +84,26 @@ static inline void drop_block(fsdp__ranges *ranges, fsdp__block *block)
 
 static void add_pending(fsdp__ranges *ranges, fsdp__block *f, fsdp__block *after)
 {
+    fsdp__pending *pending = &ranges->pending[f->slot];
     f->pending = true;
     f->older = after;
-    f->newer = after != NULL ? after->newer : ranges->oldest_pending[f->slot];
-    *(f->older != NULL ? &f->older->newer : &ranges->oldest_pending[f->slot]) = f;
-    *(f->newer != NULL ? &f->newer->older : &ranges->newest_pending[f->slot]) = f;
+    f->newer = after != NULL ? after->newer : pending->oldest;
+    *(f->older != NULL ? &f->older->newer : &pending->oldest) = f;
+    *(f->newer != NULL ? &f->newer->older : &pending->newest) = f;
     ranges->pending_bytes += f->bytes;
 }
 
 void fsdp__ranges_settle(fsdp__ranges *ranges, fsdp__block *f)
 {
     if (!f->pending) return;
+    fsdp__pending *pending = &ranges->pending[f->slot];
     f->pending = false;
-    *(f->older != NULL ? &f->older->newer : &ranges->oldest_pending[f->slot]) = f->newer;
-    *(f->newer != NULL ? &f->newer->older : &ranges->newest_pending[f->slot]) = f->older;
+    *(f->older != NULL ? &f->older->newer : &pending->oldest) = f->newer;
+    *(f->newer != NULL ? &f->newer->older : &pending->newest) = f->older;
     ranges->pending_bytes -= f->bytes;
 }
 
-/* ---- Bins ---- */
+/* ---- Free ranges ---- */
 
 /* Exact below 2 KiB, then eight bins for each doubling. */
 static inline uint32_t bin_of(uint64_t bytes)
@@ -112,35 +114,45 @@ static inline uint32_t bin_of(uint64_t bytes)
     return (exponent - 2) * 8 + (uint32_t)(n >> (exponent - 3) & 7);
 }
 
-static bool less_size(const fsdp__tree_node *a, const fsdp__tree_node *b)
+static bool is_smaller(const fsdp__block *x, const fsdp__block *y)
 {
-    const fsdp__block *x = BLOCK_OF(a, by_size), *y = BLOCK_OF(b, by_size);
     if (x->range_bytes != y->range_bytes) return x->range_bytes < y->range_bytes;
     if (x->range_freed != y->range_freed) return x->range_freed < y->range_freed;
     if (x->segment != y->segment) return x->segment < y->segment; /* its number: addresses differ between ranks */
     return x->begin < y->begin;
 }
 
+static bool less_size(const fsdp__tree_node *a, const fsdp__tree_node *b)
+{
+    return is_smaller(BLOCK_OF(a), BLOCK_OF(b));
+}
+
 static bool less_begin(const fsdp__tree_node *a, const fsdp__tree_node *b)
 {
-    return BLOCK_OF(a, by_begin)->begin < BLOCK_OF(b, by_begin)->begin;
+    return BLOCK_OF(a)->begin < BLOCK_OF(b)->begin;
 }
 
 /* The first fragment of a range stands for it. */
 static inline void link_range(fsdp__ranges *ranges, fsdp__block *first)
 {
+    if (ranges->placed) {
+        fsdp__tree_insert(&ranges->by_begin, &first->node, ranges->serial++, less_begin);
+        return;
+    }
     uint32_t bin = bin_of(first->range_bytes);
     ranges->has_ranges[bin / 64] |= (uint64_t)1 << bin % 64;
-    fsdp__tree_insert(&ranges->bin[bin], &first->by_size, ranges->serial++, less_size);
-    if (ranges->placed) fsdp__tree_insert(&ranges->by_begin, &first->by_begin, ranges->serial++, less_begin);
+    fsdp__tree_insert(&ranges->bin[bin], &first->node, ranges->serial++, less_size);
 }
 
 static inline void unlink_range(fsdp__ranges *ranges, fsdp__block *first)
 {
+    if (ranges->placed) {
+        fsdp__tree_remove(&ranges->by_begin, &first->node);
+        return;
+    }
     uint32_t bin = bin_of(first->range_bytes);
-    fsdp__tree_remove(&ranges->bin[bin], &first->by_size);
+    fsdp__tree_remove(&ranges->bin[bin], &first->node);
     if (ranges->bin[bin].root == NULL) ranges->has_ranges[bin / 64] &= ~((uint64_t)1 << bin % 64);
-    if (ranges->placed) fsdp__tree_remove(&ranges->by_begin, &first->by_begin);
 }
 
 /* The first range of a bin from `bin` on. */
@@ -153,15 +165,28 @@ static inline fsdp__block *first_from(const fsdp__ranges *ranges, uint32_t bin)
         if (++word == FSDP__BINS / 64) return NULL;
         bits = ranges->has_ranges[word];
     }
-    return BLOCK_OF(fsdp__tree_first(&ranges->bin[word * 64 + (uint32_t)__builtin_ctzll(bits)]), by_size);
+    return BLOCK_OF(fsdp__tree_first(&ranges->bin[word * 64 + (uint32_t)__builtin_ctzll(bits)]));
+}
+
+/* Of all in by_begin, the smallest of at least bytes that comes after `after` by size; NULL: after none. */
+static fsdp__block *smallest_placed(const fsdp__ranges *ranges, uint64_t bytes, const fsdp__block *after)
+{
+    fsdp__block *found = NULL;
+    for (fsdp__tree_node *node = fsdp__tree_first(&ranges->by_begin); node != NULL; node = fsdp__tree_next(node)) {
+        fsdp__block *range = BLOCK_OF(node);
+        if (range->range_bytes < bytes || (after != NULL && !is_smaller(after, range))) continue;
+        if (found == NULL || is_smaller(range, found)) found = range;
+    }
+    return found;
 }
 
 fsdp__block *fsdp__ranges_best(const fsdp__ranges *ranges, uint64_t bytes)
 {
+    if (ranges->placed) return smallest_placed(ranges, bytes, NULL);
     uint32_t bin = bin_of(bytes);
     fsdp__block *found = NULL;
     for (fsdp__tree_node *node = ranges->bin[bin].root; node != NULL;) {
-        fsdp__block *range = BLOCK_OF(node, by_size);
+        fsdp__block *range = BLOCK_OF(node);
         if (range->range_bytes < bytes) node = node->right;
         else found = range, node = node->left;
     }
@@ -170,8 +195,9 @@ fsdp__block *fsdp__ranges_best(const fsdp__ranges *ranges, uint64_t bytes)
 
 fsdp__block *fsdp__ranges_next(const fsdp__ranges *ranges, fsdp__block *range)
 {
-    fsdp__tree_node *node = fsdp__tree_next(&range->by_size);
-    return node != NULL ? BLOCK_OF(node, by_size) : first_from(ranges, bin_of(range->range_bytes) + 1);
+    if (ranges->placed) return smallest_placed(ranges, range->range_bytes, range);
+    fsdp__tree_node *node = fsdp__tree_next(&range->node);
+    return node != NULL ? BLOCK_OF(node) : first_from(ranges, bin_of(range->range_bytes) + 1);
 }
 
 fsdp__block *fsdp__ranges_at(const fsdp__ranges *ranges, uint64_t begin, uint64_t bytes)
@@ -179,7 +205,7 @@ fsdp__block *fsdp__ranges_at(const fsdp__ranges *ranges, uint64_t begin, uint64_
     /* The last free range that begins at or before begin. */
     fsdp__block *found = NULL;
     for (fsdp__tree_node *node = ranges->by_begin.root; node != NULL;) {
-        fsdp__block *range = BLOCK_OF(node, by_begin);
+        fsdp__block *range = BLOCK_OF(node);
         if (range->begin <= begin) found = range, node = node->right;
         else node = node->left;
     }
@@ -345,7 +371,7 @@ void fsdp__ranges_give(fsdp__ranges *ranges, fsdp__block *block, bool pending)
     block->live = block->pending = false;
     block->freed = ++ranges->n_freed;
     ranges->n_live--;
-    if (pending) add_pending(ranges, block, ranges->newest_pending[block->slot]);
+    if (pending) add_pending(ranges, block, ranges->pending[block->slot].newest);
 
     fsdp__block *first = block, *last = block, *before = block->before, *after = block->after;
     uint64_t bytes = block->bytes, freed = block->freed;

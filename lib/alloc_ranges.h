@@ -8,7 +8,9 @@
  * tells them apart: an allocation takes the maximum over the fragments that it covers, so merging never makes a wait later.
  *
  * Ranges lie in bins, eight for each doubling of the size, each a tree; a bit says which bins have any. So the best fit is
- * found without walking ranges that are too small, and most bins hold one range or none. */
+ * found without walking ranges that are too small, and most bins hold one range or none. Where places are asked for, ranges lie
+ * in one tree by address instead: each take and give of a step changes it, and a best fit, for what is off plan, looks at all
+ * ranges. */
 #ifndef FSDP_LIB_ALLOC_RANGES_H
 #define FSDP_LIB_ALLOC_RANGES_H
 
@@ -21,7 +23,7 @@ enum {
     FSDP__NO_SLOT = 255
 };
 
-/* What every walk over neighbours looks at lies in the first cache line. */
+/* What every walk over neighbours looks at lies in the first cache line, the rest of a range in the second. */
 typedef struct fsdp__block {
     _Alignas(64) struct fsdp__block *before, *after; /* neighbours in the segment, by address */
     uint64_t begin, bytes;
@@ -42,9 +44,8 @@ typedef struct fsdp__block {
             uint64_t freed;           /* number of the free() that made it; 0: never used */
             struct fsdp__block *last; /* first fragment of a range: the last one. Last: the first. Else: no meaning */
             uint64_t range_bytes, range_freed; /* first of a range: of all of it; the last free() that touched it */
-            fsdp__tree_node by_size;           /* first of a range */
+            fsdp__tree_node node;              /* first of a range: in its bin, or by address */
             struct fsdp__block *older, *newer; /* among the pending ones of its stream */
-            fsdp__tree_node by_begin;          /* first of a range, where places are asked for */
         };
     };
 } fsdp__block;
@@ -54,32 +55,41 @@ typedef struct fsdp__segment {
     fsdp__block *first;    /* its lowest block */
 } fsdp__segment;
 
+/* The pending fragments of one stream. */
+typedef struct fsdp__pending {
+    fsdp__block *oldest, *newest;
+} fsdp__pending;
+
+/* What taking and giving look at comes first. */
 typedef struct fsdp__ranges {
+    _Alignas(64) fsdp__segment *segments;
+    size_t n_segments;
+    fsdp__tree by_begin; /* where places are asked for */
+    uint64_t serial;     /* for the trees */
+    uint64_t n_freed;
+    uint64_t pending_bytes;
+    bool placed; /* places are asked for, by address: by_begin instead of bins */
+    uint32_t n_live;
+    uint32_t n_spare, n_blocks;
+
+    fsdp__block *spare;
+    fsdp__wides wides;
+    fsdp__pending pending[FSDP__SLOTS];
+
     const fsdp_host_allocator *host;
-    bool placed; /* places are asked for, by address: keep by_begin */
-    fsdp__segment *segments;
-    size_t n_segments, segment_capacity, n_gone; /* n_gone: numbers that are free */
-    uint32_t newest;                             /* number of the segment that was added last */
+    void *chunks;                    /* everything that blocks come from */
+    size_t segment_capacity, n_gone; /* n_gone: numbers that are free */
+    uint32_t newest;                 /* number of the segment that was added last */
     uint64_t has_ranges[FSDP__BINS / 64];
     /* By (bytes, touched, segment, begin): smallest first, among equals the one touched longest ago. */
     fsdp__tree bin[FSDP__BINS];
-    fsdp__tree by_begin;
-    uint64_t serial; /* for the trees */
-    uint64_t n_freed;
-    uint64_t pending_bytes;
-    fsdp__block *oldest_pending[FSDP__SLOTS], *newest_pending[FSDP__SLOTS];
-    fsdp__wides wides;
-    fsdp__block *spare;
-    void *chunks; /* everything they come from */
-    uint32_t n_spare, n_blocks;
-    uint32_t n_live;
 } fsdp__ranges;
 
 void fsdp__ranges_init(fsdp__ranges *ranges, const fsdp_host_allocator *host, bool placed);
 void fsdp__ranges_fini(fsdp__ranges *ranges);
 /* Have at hand what a new segment and one take need and, where places are asked for, what the uses of all live blocks may
  * need: what follows cannot fail then. Errors: NO_HOST_MEMORY. */
-fsdp_status fsdp__ranges_reserve_more(fsdp__ranges *ranges);
+__attribute__((cold)) fsdp_status fsdp__ranges_reserve_more(fsdp__ranges *ranges);
 static inline fsdp_status fsdp__ranges_reserve(fsdp__ranges *ranges)
 {
     uint32_t n_wides = 2 + (ranges->placed ? ranges->n_live : 0);
@@ -100,7 +110,8 @@ static inline bool fsdp__ranges_is_free(const fsdp__ranges *ranges, uint32_t num
 /* Take such a segment off the map. */
 void fsdp__ranges_drop(fsdp__ranges *ranges, uint32_t number);
 
-/* The smallest free range of at least bytes (its first fragment); further ones by fsdp__ranges_next. NULL: none. */
+/* The smallest free range of at least bytes (its first fragment); further ones by fsdp__ranges_next. NULL: none. Among equals
+ * the one touched longest ago. */
 fsdp__block *fsdp__ranges_best(const fsdp__ranges *ranges, uint64_t bytes);
 fsdp__block *fsdp__ranges_next(const fsdp__ranges *ranges, fsdp__block *range);
 /* The free range that holds all of [begin, begin + bytes), or NULL. Only where places are asked for. */

@@ -258,7 +258,7 @@ static void put_stats(text *t, const fsdp_allocator *a)
     const fsdp_alloc_stats *st = &a->stats;
     uint64_t pending = 0;
     for (int slot = 0; slot < FSDP__SLOTS; slot++)
-        for (const fsdp__block *f = a->ranges.oldest_pending[slot]; f != NULL; f = f->newer)
+        for (const fsdp__block *f = a->ranges.pending[slot].oldest; f != NULL; f = f->newer)
             if (is_pending(a->ctx, f)) pending += f->bytes;
     put_key(t, "stats");
     put(t, "{");

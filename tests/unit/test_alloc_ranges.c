@@ -171,11 +171,11 @@ static void check_pending(world *w)
     for (int t = 0; t < FSDP__SLOTS; t++) {
         uint64_t bytes = 0;
         const fsdp__block *last = NULL;
-        for (const fsdp__block *f = w->ranges.oldest_pending[t]; f != NULL; last = f, f = f->newer) {
+        for (const fsdp__block *f = w->ranges.pending[t].oldest; f != NULL; last = f, f = f->newer) {
             assert_true(f->pending && f->slot == t && f->older == last);
             bytes += f->bytes;
         }
-        assert_ptr_equal(w->ranges.newest_pending[t], last);
+        assert_ptr_equal(w->ranges.pending[t].newest, last);
         assert_int_equal(bytes, want[t]);
         listed += bytes;
     }
@@ -311,7 +311,7 @@ static void give(world *w)
 static void settle(world *w)
 {
     int slot = (int)draw(w, 3);
-    fsdp__block *f = w->ranges.oldest_pending[slot];
+    fsdp__block *f = w->ranges.pending[slot].oldest;
     for (uint64_t k = draw(w, 3); f != NULL && k > 0; k--) f = f->newer;
     if (f == NULL) return;
     for (uint64_t at = f->begin; at < f->begin + f->bytes; at += UNIT) w->cell[unit_at(at)].pending = false;
@@ -465,7 +465,7 @@ static void blocks_that_only_age_tells_apart_leave_one_fragment(void **state)
     assert_int_equal(f->after->bytes, 48 * UNIT);
     assert_null(f->after->after);
     assert_int_equal(w.ranges.pending_bytes, 48 * UNIT);
-    fsdp__ranges_settle(&w.ranges, w.ranges.oldest_pending[0]);
+    fsdp__ranges_settle(&w.ranges, w.ranges.pending[0].oldest);
     assert_int_equal(w.ranges.pending_bytes, 0);
     close_world(&w);
 }
