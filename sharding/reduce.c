@@ -68,8 +68,15 @@ void fsdp__give_grads(fsdp_unit *unit)
 void fsdp__set_grad_ptrs(fsdp_unit *unit)
 {
     char *base = (char *)(uintptr_t)unit->grad_begin;
-    if (unit->grad_begin == unit->grad_base) return; /* a unit without a buffer: entries stay NULL */
+    uint64_t moved = unit->grad_begin - unit->grad_base;
+    if (moved == 0) return; /* a unit without a buffer: entries stay NULL */
+    bool made = unit->grad_base != 0 && base != NULL;
     unit->grad_base = unit->grad_begin;
+    if (made) { /* all but those of frozen parameters move as one */
+        for (size_t i = 0; i < unit->n_params; i++)
+            if (unit->grad_ptrs[i] != NULL) unit->grad_ptrs[i] = (void *)((uintptr_t)unit->grad_ptrs[i] + moved);
+        return;
+    }
     for (size_t i = 0; i < unit->n_params; i++) {
         const fsdp_param *param = unit->params[i];
         const fsdp__group *group = &unit->groups[param->group];

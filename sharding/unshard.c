@@ -33,9 +33,15 @@ uint64_t fsdp__full_begin(const fsdp_unit *unit)
 
 void fsdp__set_param_ptrs(fsdp_unit *unit)
 {
-    uint64_t base = unit->full != NULL ? fsdp__full_begin(unit) : 0;
-    if (base == unit->param_base) return; /* addresses repeat from step to step */
+    uint64_t base = unit->full != NULL ? fsdp__full_begin(unit) : 0, moved = base - unit->param_base;
+    if (moved == 0) return; /* addresses repeat from step to step */
+    bool made = unit->param_base != UINT64_MAX;
     unit->param_base = base;
+    if (made && !unit->aliased) { /* all move as one, and nobody looks at each parameter */
+        for (size_t i = 0; i < unit->n_params; i++)
+            unit->param_ptrs[i] = (void *)((uintptr_t)unit->param_ptrs[i] + moved);
+        return;
+    }
     for (size_t i = 0; i < unit->n_params; i++) {
         const fsdp_param *param = unit->params[i];
         const fsdp__group *group = &unit->groups[param->group];
