@@ -59,16 +59,23 @@ struct fsdp__cuda_moment {
  * operations of the backend's own that no one can hold up, as casts. So its next collective begins when all of this has
  * happened, or a moment later, and no event has to be recorded for that. n 0: not known. */
 typedef struct fsdp__cuda_front {
-    fsdp__cuda_moment *at[FSDP__CUDA_FRONT];
     uint32_t n;
     bool has_more; /* such operations */
+    fsdp__cuda_moment *at[FSDP__CUDA_FRONT];
 } fsdp__cuda_front;
 
+/* The first cache line is what every enqueue looks at; so it is in a stream and in a communicator. */
 typedef struct fsdp__cuda_device {
+    atomic_int status; /* the first error, written under `lock`, once */
+    uint32_t debug;
+    uint64_t jitter_ns;
+    fsdp__cuda_moment *moments;  /* free ones */
+    pthread_mutex_t moment_lock; /* over moments and their refs; nothing is locked inside */
+
     const fsdp_host_allocator *host;
     int ordinal; /* CUDA's number of the GPU */
-    uint32_t debug, rank;
-    uint64_t timeout_ns, spin_ns, jitter_ns, jitter_seed;
+    uint32_t rank;
+    uint64_t timeout_ns, spin_ns, jitter_seed;
     fsdp_log_fn log;
     void *log_arg;
     int n_processors; /* multiprocessors, for grids */
@@ -78,14 +85,10 @@ typedef struct fsdp__cuda_device {
     fsdp__cuda_waiter *waiter;
     struct fsdp__nccl_team *nccl; /* nccl_parts.h: while a communicator is open, in a world of more than one */
 
-    pthread_mutex_t moment_lock; /* over moments and their refs; nothing is locked inside */
-    fsdp__cuda_moment *moments;  /* free ones */
-
     pthread_mutex_t lock; /* over streams, spans and the sentence; never held in a call that can block */
     fsdp__cuda_stream *streams;
     uint32_t n_streams_made;
     uint64_t sum_slots; /* bit i: slot i has its stream */
-    atomic_int status;  /* the first error, written under the lock, once */
     atomic_bool broken; /* an error has ended the context: nothing runs there any more, and nothing is waited for */
     atomic_bool stuck;  /* with broken: NCCL's kernels do not leave it, and CUDA's frees would wait for them */
     char sentence[FSDP__SENTENCE_BYTES];
@@ -96,7 +99,8 @@ typedef struct fsdp__cuda_mark fsdp__cuda_mark; /* cuda_span.c: a span that is n
 struct fsdp__cuda_stream {
     fsdp__cuda_device *dev;
     cudaStream_t native;
-    bool owned; /* made here; else the caller's */
+    fsdp__cuda_mark *begun; /* of the operation that is being enqueued */
+    bool owned;             /* made here; else the caller's */
     /* Current, for an event too: it is the NULL stream, or jitter or FSDP_DEBUG_SYNC is on. */
     bool needs_device;
     /* The caller has its native stream, and may enqueue what nobody here knows of. */
@@ -106,7 +110,6 @@ struct fsdp__cuda_stream {
     uint64_t n_jitter;                        /* operations so far */
     uint32_t number;                          /* of the streams of its device, in order of creation */
     int sum_slot;                             /* -1: none yet */
-    fsdp__cuda_mark *begun;                   /* of the operation that is being enqueued */
     fsdp__cuda_mark *first_mark, **end_marks; /* enqueued, oldest first */
     fsdp__cuda_stream *next;
 };
@@ -116,7 +119,7 @@ extern const fsdp_device_ops fsdp__cuda_device_ops;
 /* Keep the first error and its sentence; returns FSDP_ERR_DEVICE. NO_MEMORY where CUDA says so, and STATE for what a capture
  * does not allow: those two break nothing and are not kept. cudaSuccess gives FSDP_OK. what: "cudaMalloc of 64 bytes". */
 fsdp_status fsdp__cuda_fail(fsdp__cuda_device *dev, cudaError_t error, const char *what, ...)
-    __attribute__((format(printf, 3, 4)));
+    __attribute__((cold, format(printf, 3, 4)));
 /* Keep status and its sentence, if it is the first. */
 void fsdp__cuda_keep(fsdp__cuda_device *dev, fsdp_status status, const char *sentence);
 /* The first error, with its sentence set, or FSDP_OK. Never calls CUDA. */

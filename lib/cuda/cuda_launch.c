@@ -4,10 +4,9 @@
 #include "hash.h"
 
 /* A function of (seed, rank, stream, operation) alone, so that a schedule that fails can be run again. */
-static fsdp_status jitter(fsdp__cuda_stream *s)
+static __attribute__((cold)) fsdp_status jitter(fsdp__cuda_stream *s)
 {
     const fsdp__cuda_device *dev = s->dev;
-    if (dev->jitter_ns == 0) return FSDP_OK;
     uint64_t random =
         fsdp__mix(fsdp__mix(fsdp__mix(dev->jitter_seed ^ fsdp__mix(dev->rank)) ^ s->number) ^ s->n_jitter++);
     if (random & 1) return FSDP_OK;
@@ -18,7 +17,7 @@ static fsdp_status jitter(fsdp__cuda_stream *s)
 fsdp_status fsdp__cuda_before(fsdp__cuda_stream *s, fsdp_span *span)
 {
     FSDP_TRY(fsdp__cuda_check(s->dev));
-    FSDP_TRY(jitter(s));
+    if (s->dev->jitter_ns > 0) FSDP_TRY(jitter(s));
     return span != NULL || s->begun != NULL ? fsdp__cuda_span_begin(s, span) : FSDP_OK;
 }
 

@@ -21,10 +21,10 @@ enum { FSDP__NCCL_OLDEST = 21900, FSDP__NCCL_RING = 512, FSDP__NCCL_CONFIG_BYTES
 /* ---- nccl_job.c ---- */
 
 typedef struct fsdp__nccl_wire {
-    fsdp_host_allocator memory; /* libc's */
-    atomic_int refs;
-    pthread_mutex_t entry;
     _Atomic(ncclComm_t) comm; /* NULL: none yet, or it is being closed or aborted */
+    pthread_mutex_t entry;
+    atomic_int refs;
+    fsdp_host_allocator memory; /* libc's */
 } fsdp__nccl_wire;
 
 /* NULL: no host memory. */
@@ -103,11 +103,11 @@ typedef struct fsdp__nccl_entry {
  * places share the last place: from then on, until all are over, only the newest is watched. The host may be long in a group,
  * too: NCCL connects ranks at their first collective, and waits for all to come. */
 typedef struct fsdp__nccl_ring {
-    fsdp__nccl_entry entry[FSDP__NCCL_RING];
     _Atomic uint64_t n, n_done;
     uint64_t n_released;     /* the host's: entries below have given back their moments */
     _Atomic uint64_t inside; /* the number of the group that the host is enqueueing, at n; 0: it is not */
     atomic_bool is_full;
+    _Alignas(64) fsdp__nccl_entry entry[FSDP__NCCL_RING];
     pthread_mutex_t lock; /* over last; and over the place at n, for a group that will not stay there; and: */
     fsdp__call last_call;
     cudaEvent_t last_begin, last_end;
@@ -141,20 +141,21 @@ typedef struct fsdp__nccl_team {
 } fsdp__nccl_team;
 
 struct fsdp__nccl_comm {
-    const fsdp_host_allocator *host;
     fsdp__cuda_device *dev;
-    fsdp__nccl_team *team; /* NULL: a world of one, with nothing of what follows up to index */
+    fsdp__nccl_team *team; /* NULL: a world of one, with nothing of what follows up to token */
     fsdp__nccl_wire *wire;
-    fsdp__nccl_job *abort_job; /* made at open, so that an abort needs no memory */
     fsdp__nccl_ring *ring;
-    float *token; /* device memory: what a barrier sums */
-    bool owned;   /* made here; else the caller's */
-    bool stuck;   /* NCCL has not come back: what its kernels may be in stays, since freeing it would wait for them */
-    uint32_t rank, world, index;
-    uint64_t timeout_ns, n_enqueued;
+    fsdp__nccl_job *abort_job; /* made at open, so that an abort needs no memory */
+    float *token;              /* device memory: what a barrier sums */
+    uint64_t n_enqueued;
+    atomic_int status; /* the first error, written once */
+    bool owned;        /* made here; else the caller's */
+    bool stuck; /* NCCL has not come back: what its kernels may be in stays, since freeing it would wait for them */
 
+    const fsdp_host_allocator *host;
+    uint32_t rank, world, index;
+    uint64_t timeout_ns;
     pthread_mutex_t lock; /* over the sentence */
-    atomic_int status;    /* the first error, written once */
     char sentence[FSDP__SENTENCE_BYTES];
     atomic_bool aborting; /* the job has been started */
     uint64_t aborting_ns; /* when the watch first saw that */
