@@ -4,7 +4,8 @@
  * L equal units; a forward window computes for --compute-us, a backward window for twice that. Measured: the compute alone,
  * the same collectives alone, and the step for each depth; beside it the closed formula (docs/schedule.md). On `sim` all of
  * it is virtual time; on `host` it is real time over a modelled link; on `null`, whose operations return at once, hook_ns is
- * the library's own time for the four hooks of a unit. One JSON line a depth. On `cuda` it is another bench, with options of
+ * the library's own time for the four hooks of a unit; with --cold step or hook, behind a walk over more memory than caches
+ * hold before each step, or each hook. One JSON line a depth. On `cuda` it is another bench, with options of
  * its own: block_bench.h. */
 #include <fsdp/fsdp.h>
 #include <pthread.h>
@@ -28,9 +29,12 @@
         }                                                                                              \
     } while (0)
 
-enum { MAX_RANKS = 64, WAIT_S = 60 };
+enum { MAX_RANKS = 64, WAIT_S = 60, LINE = 64 };
+
+#define COLD_BYTES ((size_t)256 << 20) /* more than caches of one socket hold */
 
 typedef enum device_kind { HOST, SIM, NULL_DEVICE } device_kind;
+typedef enum cold_kind { WARM, COLD_STEP, COLD_HOOK } cold_kind;
 
 typedef struct options {
     device_kind device;
@@ -39,6 +43,7 @@ typedef struct options {
     int depth; /* -1: 0, 1 and 2 */
     uint64_t elems, compute_ns;
     fsdp_link link;
+    cold_kind cold;
     bool json;
 } options;
 
@@ -58,7 +63,8 @@ typedef struct rig {
     fsdp_model *model;
     fsdp_unit **unit;
     fsdp_adamw *opt;
-    double *hook_ns; /* of each measured step */
+    double *hook_ns;     /* of each measured step */
+    volatile char *cold; /* COLD_BYTES, or NULL */
 } rig;
 
 static void open_context(run *r, rig *g)
@@ -106,22 +112,36 @@ static void compute(const run *r, rig *g, uint64_t ns)
     if (r->compute && ns > 0) TRY(fsdp_stream_delay(g->s, ns));
 }
 
+/* What was in the caches leaves them, where --cold says so. Returns the nanoseconds that it took. */
+static uint64_t cool(const run *r, const rig *g, cold_kind when)
+{
+    if (r->o->cold != when) return 0;
+    uint64_t start = fsdp__now_ns();
+    for (size_t at = 0; at < COLD_BYTES; at += LINE) g->cold[at]++;
+    return fsdp__now_ns() - start;
+}
+
 /* Returns the host's nanoseconds in the hooks of all units. */
 static uint64_t step(const run *r, rig *g)
 {
     uint32_t layers = r->o->layers;
     fsdp_view view = FSDP_VIEW_INIT;
     fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
+    cool(r, g, COLD_STEP);
     TRY(fsdp_pass_begin(g->model, &pass, g->s));
     uint64_t start = fsdp__now_ns();
     for (uint32_t l = 0; l < layers; l++) {
+        start += cool(r, g, COLD_HOOK);
         TRY(fsdp_forward_begin(g->unit[l], g->s, &view));
         compute(r, g, r->o->compute_ns);
+        start += cool(r, g, COLD_HOOK);
         TRY(fsdp_forward_end(g->unit[l], g->s));
     }
     for (uint32_t l = layers; l-- > 0;) {
+        start += cool(r, g, COLD_HOOK);
         TRY(fsdp_backward_begin(g->unit[l], g->s, &view));
         compute(r, g, 2 * r->o->compute_ns);
+        start += cool(r, g, COLD_HOOK);
         TRY(fsdp_backward_end(g->unit[l], g->s));
     }
     uint64_t hooks = fsdp__now_ns() - start;
@@ -146,6 +166,7 @@ static void *run_rank(void *arg)
 {
     run *r = arg;
     rig g = {.hook_ns = calloc(r->o->steps + 2, sizeof(double))};
+    if (r->o->cold != WARM) g.cold = calloc(COLD_BYTES, 1);
     open_context(r, &g);
     open_model(r, &g);
     steps(r, &g, 1, 2); /* warm */
@@ -163,6 +184,7 @@ static void *run_rank(void *arg)
     TRY(fsdp_context_destroy(g.ctx));
     free(g.unit);
     free(g.hook_ns);
+    free((void *)g.cold);
     return NULL;
 }
 
@@ -240,6 +262,7 @@ static void usage(int code)
     fprintf(code ? stderr : stdout,
             "bench_prefetch [--device host|sim|null] [--ranks N] [--layers L] [--depth K] [--elems N]\n"
             "               [--compute-us US] [--link LATENCY_US:MB_PER_S] [--steps N] [--json]\n"
+            "               [--cold step|hook], with --device null\n"
             "bench_prefetch --device cuda …: the blocks of FSDP2's comparison on GPUs; --device cuda --help\n");
     exit(code);
 }
@@ -261,6 +284,13 @@ static void set_device(options *o, const char *name)
     if (strcmp(name, "host") == 0) o->device = HOST;
     else if (strcmp(name, "sim") == 0) o->device = SIM;
     else if (strcmp(name, "null") == 0) o->device = NULL_DEVICE;
+    else usage(2);
+}
+
+static void set_cold(options *o, const char *when)
+{
+    if (strcmp(when, "step") == 0) o->cold = COLD_STEP;
+    else if (strcmp(when, "hook") == 0) o->cold = COLD_HOOK;
     else usage(2);
 }
 
@@ -295,9 +325,11 @@ static options parse(int argc, char **argv)
         else if (strcmp(flag, "--steps") == 0) o.steps = (uint32_t)number(argv[++i]);
         else if (strcmp(flag, "--compute-us") == 0) o.compute_ns = number(argv[++i]) * 1000;
         else if (strcmp(flag, "--link") == 0) set_link(&o, argv[++i]);
+        else if (strcmp(flag, "--cold") == 0) set_cold(&o, argv[++i]);
         else usage(2);
     }
     if (o.ranks == 0 || o.ranks > MAX_RANKS || o.layers == 0 || o.steps == 0 || o.elems == 0) usage(2);
+    if (o.cold != WARM && o.device != NULL_DEVICE) usage(2);
     return o;
 }
 
