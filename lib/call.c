@@ -50,8 +50,9 @@ static uint64_t rest_of(const char *name, size_t n)
     return low | (uint64_t)high << 8 * (n - sizeof high);
 }
 
-/* h with the name in it, which goes to `to`, into zeros: of as many bytes, a multiple of eight. */
-static inline uint64_t put_name(uint64_t h, char *to, size_t bytes, const char *name)
+/* h with the name in it, which goes to `to`, into zeros: of as many bytes, a multiple of eight. Once in the code: hooks find it
+ * out of the cache. */
+static __attribute__((noinline)) uint64_t put_name(uint64_t h, char *to, size_t bytes, const char *name)
 {
     const size_t length = strlen(name);
     const bool fits = length < bytes;

@@ -49,7 +49,7 @@ static const fsdp__fence *find_fence(const fsdp_stream *t, uint64_t epoch)
     uint64_t oldest = t->n_fences > FSDP__FENCES ? t->n_fences - FSDP__FENCES : 0;
     if (oldest < t->first_fence) oldest = t->first_fence;
     for (uint64_t i = epoch - 1 > oldest ? epoch - 1 : oldest; i < t->n_fences; i++) {
-        const fsdp__fence *fence = &t->ring[i % FSDP__FENCES];
+        const fsdp__fence *fence = &t->ring[i % FSDP__FENCES].fence;
         if (fence->event != NULL) return fence;
     }
     return NULL;
@@ -60,7 +60,7 @@ static const fsdp__fence *one_before(const fsdp__clocks *clocks, const fsdp__fen
 {
     const fsdp_stream *t = clocks->stream[fence->slot];
     if (t == NULL || fence->epoch < t->first_fence + 2) return fence;
-    const fsdp__fence *before = &t->ring[(fence->epoch - 2) % FSDP__FENCES];
+    const fsdp__fence *before = &t->ring[(fence->epoch - 2) % FSDP__FENCES].fence;
     return before->event != NULL ? before : fence;
 }
 
@@ -88,7 +88,7 @@ static fsdp_status find_or_record(fsdp_stream *t, uint64_t epoch, const fsdp__fe
     if (*out_fence != NULL) return FSDP_OK;
     uint64_t place = t->n_fences % FSDP__FENCES;
     FSDP_TRY(fsdp__record(t, FSDP_MARK_DEMAND, t->name, NULL, NULL));
-    *out_fence = &t->ring[place];
+    *out_fence = &t->ring[place].fence;
     return FSDP_OK;
 }
 
@@ -154,12 +154,12 @@ fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void
     fsdp__clocks *clocks = &s->ctx->clocks;
     FSDP_TRY(fsdp__pass_gate(s));
     uint64_t place = s->n_fences % FSDP__FENCES;
-    fsdp__fence *fence = &s->ring[place]; /* the oldest one ends here, also if the device fails: then all ends */
+    fsdp__fence *fence = &s->ring[place].fence; /* the oldest one ends here, also if the device fails: then all ends */
     fence->slot = s->slot;
     fence->captured = s->ctx->capture != NULL;
     fence->epoch = s->n_fences + 1;
     fence->event = event != NULL ? event : s->event[place];
-    fence->mark = mark;
+    fence->mark = (uint8_t)mark;
     fence->label = label;
     take_snapshot(&fence->snapshot, &clocks->now[s->slot], clocks->n_slots);
     fsdp_status status = fsdp__device_record(s, fence);
@@ -176,7 +176,7 @@ fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void
 uint64_t fsdp__skip_epoch(fsdp_stream *s)
 {
     uint64_t epoch = fsdp__epoch(s);
-    s->ring[s->n_fences % FSDP__FENCES] = (fsdp__fence){.slot = s->slot, .epoch = epoch, .label = s->name};
+    s->ring[s->n_fences % FSDP__FENCES].fence = (fsdp__fence){.slot = s->slot, .epoch = epoch, .label = s->name};
     s->n_fences++;
     s->ctx->clocks.now[s->slot].at[s->slot] = s->n_fences + 1;
     return epoch;
@@ -202,6 +202,6 @@ void fsdp__fence_forget(fsdp__clocks *clocks, const fsdp__fence *fence)
 {
     fsdp_stream *s = fence->epoch > 0 ? clocks->stream[fence->slot] : NULL;
     if (s == NULL) return;
-    fsdp__fence *kept = &s->ring[(fence->epoch - 1) % FSDP__FENCES];
+    fsdp__fence *kept = &s->ring[(fence->epoch - 1) % FSDP__FENCES].fence;
     if (kept->epoch == fence->epoch && kept->event == fence->event) kept->event = NULL;
 }

@@ -21,42 +21,46 @@ typedef struct fsdp__clock {
     uint64_t at[FSDP__SLOTS];
 } fsdp__clock;
 
+/* With few streams all of it lies in one cache line: a hook writes and reads several. */
 typedef struct fsdp__fence {
-    int slot;             /* of the stream that recorded it */
-    bool captured;        /* inside a capture: its event has no moment of its own */
-    uint64_t epoch;       /* that it closed; 0: no fence */
-    fsdp__clock snapshot; /* what comes before it, itself included */
-    void *event;          /* the device's; NULL once its owner is gone */
-    fsdp_mark mark;
+    uint64_t epoch; /* that it closed; 0: no fence */
+    void *event;    /* the device's; NULL once its owner is gone */
     const char *label;
+    int slot;             /* of the stream that recorded it */
+    uint8_t mark;         /* fsdp_mark */
+    bool captured;        /* inside a capture: its event has no moment of its own */
+    fsdp__clock snapshot; /* what comes before it, itself included */
 } fsdp__fence;
 
+/* What hooks look at comes first, and lies close together: between hooks other code fills the caches. */
 struct fsdp_stream {
     fsdp_context *ctx;
     void *native;
     int slot;
-    bool lane;           /* the library's own */
-    uint32_t n_open;     /* windows of units that are open on it */
+    bool lane;            /* the library's own */
+    uint32_t n_open;      /* windows of units that are open on it */
+    uint64_t first_fence; /* fences of the slot's earlier streams are below this */
+    uint64_t n_fences;    /* fence i closed epoch i + 1 and lies in ring[i % FSDP__FENCES] */
     uint64_t late_drain; /* n_fences of a drain that ran out of time: asked again, it needs no further fence; 0: none */
     uint32_t n_drains;   /* host threads that wait, without the lock, until it is idle: it must not go before them */
     char name[32];
-    uint64_t first_fence; /* fences of the slot's earlier streams are below this */
-    uint64_t n_fences;    /* fence i closed epoch i + 1 and lies in ring[i % FSDP__FENCES] */
-    fsdp__fence ring[FSDP__FENCES];
-    void
-        *event[FSDP__FENCES]; /* made with the stream; ring[i].event is event[i] unless a work or report lent its own */
+    /* Made with the stream; ring[i].event is event[i] unless a work or report lent its own. */
+    void *event[FSDP__FENCES];
+    struct {
+        _Alignas(64) fsdp__fence fence;
+    } ring[FSDP__FENCES];
 };
 
 typedef struct fsdp__clocks {
-    fsdp_stream *stream[FSDP__SLOTS]; /* NULL: the slot is free */
-    fsdp__clock now[FSDP__SLOTS];
-    uint64_t n_raised[FSDP__SLOTS]; /* times that a slot's clock has learnt of others */
+    _Alignas(64) fsdp__clock now[FSDP__SLOTS];
     /* The gate: a point that other streams come after, who wait for it only when they are first given something. It is where a
      * capture began, or the last replay's end. */
-    int gate_slot;
     uint64_t gate_epoch; /* 0: there is none */
-    uint32_t behind;     /* bit t: stream t has not waited for it yet */
-    int n_slots;         /* slots used so far: loops end here */
+    int gate_slot;
+    uint32_t behind;                  /* bit t: stream t has not waited for it yet */
+    int n_slots;                      /* slots used so far: loops end here */
+    fsdp_stream *stream[FSDP__SLOTS]; /* NULL: the slot is free */
+    uint64_t n_raised[FSDP__SLOTS];   /* times that a slot's clock has learnt of others */
 } fsdp__clocks;
 
 /* What an operation needs before it may run, gathered over all its ranges before anything waits. */
@@ -105,7 +109,7 @@ fsdp_status fsdp__wait_fence(fsdp_stream *s, const fsdp__fence *fence, fsdp_reas
 /* Close s's epoch. event: the device event to record, or NULL for the ring's own. *out_fence (may be NULL): a copy. */
 fsdp_status fsdp__record(fsdp_stream *s, fsdp_mark mark, const char *label, void *event, fsdp__fence *out_fence);
 /* Whoever is about to give s something calls this first (fsdp__record, the waits, device.c and comm.c do). */
-fsdp_status fsdp__pass_gate_now(fsdp_stream *s);
+__attribute__((cold)) fsdp_status fsdp__pass_gate_now(fsdp_stream *s);
 /* Close s's epoch without an event: nobody will have to wait for what is in it. Returns the epoch. */
 uint64_t fsdp__skip_epoch(fsdp_stream *s);
 /* The host has waited for this fence: what anybody is given from now on comes after what it covers. A fact of the calls, as

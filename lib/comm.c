@@ -98,7 +98,7 @@ fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective 
     FSDP_TRY(fsdp__pass_gate(s));
     /* First: should this rank not come back from the next lines, the others are told where it is. */
     fsdp__flight_add(&ctx->flight, comm->index, list, n, fsdp__point_of(s->slot, fsdp__epoch(s)),
-                     fsdp_context_now_ns(ctx));
+                     ctx->backend->device->now_ns(ctx->dev));
     fsdp_status status = ctx->debug & FSDP_DEBUG_ORDER ? fsdp__order_check(ctx, comm->index, n) : FSDP_OK;
     if (status != FSDP_OK) return status;
     note(comm, s, list, n);

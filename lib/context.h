@@ -30,41 +30,42 @@ typedef enum fsdp__child {
     FSDP__N_CHILDREN
 } fsdp__child;
 
+/* What every hook looks at comes first, and lies close together: between hooks other code fills the caches. */
 struct fsdp_context {
-    fsdp_host_allocator host;
     const fsdp_backend *backend;
-    void *dev;
-    fsdp_device_caps caps;
-    void *side;
-    char *votes; /* world × FSDP__VOTE_BYTES: the side channel's, so that a rank without host memory can still say so */
+    void *dev, *side;
+    fsdp_comm *comm, *reduce_comm; /* the same unless the config asks for two */
     uint32_t rank, world;
-    uint32_t debug;
-    uint64_t timeout_ns;
-    fsdp_log_fn log;
-    void *log_arg;
+    struct fsdp_capture *capture; /* that is on; NULL: none */
+    fsdp_trace *trace;            /* NULL when none is on */
 
     /* One lock over clocks, allocators and the tape: hooks take it once, the allocator's callers on other threads too. */
-    pthread_mutex_t lock;   /* it knows who holds it */
-    pthread_cond_t drained; /* some stream's n_drains has come down */
-    fsdp__clocks clocks;
-    fsdp_counters counters;
-    fsdp_trace *trace; /* NULL when none is on */
-    fsdp__pinned pinned;
-
+    pthread_mutex_t lock; /* it knows who holds it */
     fsdp_stream *lanes[3];
-    fsdp_comm *comm, *reduce_comm; /* the same unless the config asks for two */
-    /* Over their coming and going, for the side channel's thread. Inside it only what a communicator's abort locks. */
+    uint64_t timeout_ns;
+    uint64_t n_device_frees;
+    fsdp_counters counters; /* what hooks count, in the line of debug */
+    uint32_t debug;
+    fsdp__clocks clocks;
+    fsdp__flight flight;
+
+    fsdp_host_allocator host;
+    fsdp_device_caps caps;
+    char *votes; /* world × FSDP__VOTE_BYTES: the side channel's, so that a rank without host memory can still say so */
+    fsdp_log_fn log;
+    void *log_arg;
+    pthread_cond_t drained; /* some stream's n_drains has come down */
+    fsdp__pinned pinned;
+    /* Over the communicators' coming and going, for the side channel's thread. Inside it only what a communicator's abort
+     * locks. */
     pthread_mutex_t comms_lock;
 
-    fsdp_allocator *pools;         /* all, newest first */
-    struct fsdp_model *models;     /* all: sharding's */
-    struct fsdp_capture *capture;  /* that is on; NULL: none */
-    struct fsdp_capture *captures; /* all that live */
-    uint64_t n_device_frees;
+    fsdp_allocator *pools;             /* all, newest first */
+    struct fsdp_model *models;         /* all: sharding's */
+    struct fsdp_capture *captures;     /* all that live */
     uint32_t n_live[FSDP__N_CHILDREN]; /* the caller's */
     atomic_int aborted;
 
-    fsdp__flight flight;
     char *flight_path;          /* of the file, with rank and end; NULL: none is wanted */
     atomic_bool flight_written; /* or tried */
     atomic_bool comparing;      /* FSDP_DEBUG_ORDER: a group is on the recorder that may not be enqueued: no file yet */

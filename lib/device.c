@@ -90,7 +90,7 @@ fsdp_status fsdp__device_record(fsdp_stream *s, const fsdp__fence *fence)
     fsdp_span *span = NULL;
     if (ctx->trace != NULL) {
         fsdp_trace_record record = new_record(s, FSDP_RECORD_EVENT, fence->label);
-        record.mark = fence->mark;
+        record.mark = (fsdp_mark)fence->mark;
         record.event = (uint64_t)(uintptr_t)fence->event;
         span = fsdp__trace_add(ctx->trace, &record);
     }
@@ -105,7 +105,7 @@ fsdp_status fsdp__device_wait(fsdp_stream *s, const fsdp__fence *fence, fsdp_rea
     fsdp_span *span = NULL;
     if (ctx->trace != NULL) {
         fsdp_trace_record record = new_record(s, FSDP_RECORD_WAIT, fence->label);
-        record.mark = fence->mark;
+        record.mark = (fsdp_mark)fence->mark;
         record.reason = reason;
         record.other = fence->slot;
         record.event = (uint64_t)(uintptr_t)fence->event;
@@ -219,7 +219,7 @@ void fsdp__note_host(fsdp_context *ctx, const fsdp__fence *fence)
     fsdp_trace_record record = {.kind = FSDP_RECORD_HOST,
                                 .stream = fence->slot,
                                 .other = -1,
-                                .mark = fence->mark,
+                                .mark = (fsdp_mark)fence->mark,
                                 .event = (uint64_t)(uintptr_t)fence->event,
                                 .label = ""}; /* the fence's own may have gone with its stream */
     fsdp__trace_add(ctx->trace, &record);

@@ -37,13 +37,14 @@ typedef struct fsdp__flight_slot {
 } fsdp__flight_slot;
 
 typedef struct fsdp__flight {
-    _Alignas(64) fsdp__flight_slot slot[FSDP_FLIGHT_CALLS]; /* entry i lies in slot[i % FSDP_FLIGHT_CALLS] */
-    _Atomic uint64_t n;                                     /* entries so far */
-    _Atomic uint64_t inside; /* 1 + the entry of the host call that has not returned; 0: none */
+    _Alignas(64) _Atomic uint64_t n; /* entries so far */
     struct {
         _Atomic uint64_t n, hash[2]; /* groups so far; the hash after group i is in hash[i % 2] */
     } comm[FSDP__N_COMMS];
-    uint64_t n_host_calls, n_taken_back; /* the writer's */
+    uint64_t n_taken_back;                     /* the writer's; so far the cache line of every entry */
+    fsdp__flight_slot slot[FSDP_FLIGHT_CALLS]; /* entry i lies in slot[i % FSDP_FLIGHT_CALLS] */
+    _Atomic uint64_t inside;                   /* 1 + the entry of the host call that has not returned; 0: none */
+    uint64_t n_host_calls;                     /* the writer's */
 } fsdp__flight;
 
 /* One group, about to be enqueued; take_back: it was not, and no other has been added since. */

@@ -30,7 +30,7 @@ static uint64_t ask_stream(const fsdp_context *ctx, const fsdp_stream *s)
     uint64_t oldest = s->n_fences > FSDP__FENCES ? s->n_fences - FSDP__FENCES : 0;
     if (oldest < s->first_fence) oldest = s->first_fence;
     for (uint64_t i = s->n_fences; i-- > oldest;) {
-        const fsdp__fence *fence = &s->ring[i % FSDP__FENCES];
+        const fsdp__fence *fence = &s->ring[i % FSDP__FENCES].fence;
         bool done = false;
         if (fence->event == NULL) continue;
         if (ctx->backend->device->event_query(ctx->dev, fence->event, &done) != FSDP_OK) break;

@@ -31,10 +31,10 @@ void fsdp__wides_fini(fsdp__wides *wides);
 /* Have n at hand, so that the next n that are needed cannot fail. Errors: NO_HOST_MEMORY. */
 fsdp_status fsdp__wides_reserve(fsdp__wides *wides, uint32_t n);
 
-void fsdp__frontier_drop_wide(fsdp__wides *wides, fsdp__frontier *f);
-void fsdp__frontier_add_third(fsdp__wides *wides, fsdp__frontier *f, fsdp__point point);
-bool fsdp__frontier_covered_wide(const fsdp__clock *now, const fsdp__frontier *f);
-bool fsdp__frontier_equal_wide(const fsdp__frontier *a, const fsdp__frontier *b);
+__attribute__((cold)) void fsdp__frontier_drop_wide(fsdp__wides *wides, fsdp__frontier *f);
+__attribute__((cold)) void fsdp__frontier_add_third(fsdp__wides *wides, fsdp__frontier *f, fsdp__point point);
+__attribute__((cold)) bool fsdp__frontier_covered_wide(const fsdp__clock *now, const fsdp__frontier *f);
+__attribute__((cold)) bool fsdp__frontier_equal_wide(const fsdp__frontier *a, const fsdp__frontier *b);
 /* into becomes the maximum of both. May take one spare wide. */
 void fsdp__frontier_max(fsdp__wides *wides, fsdp__frontier *into, const fsdp__frontier *other);
 /* Make it wide now, and nobody else's, so that later points need no memory. May take one spare wide. */

@@ -21,7 +21,7 @@ fsdp_side_words fsdp__order_words(fsdp_context *ctx);
 fsdp_status fsdp__order_agree(fsdp_context *ctx, const char *what);
 /* FSDP_DEBUG_ORDER: the same for the group of n that is the newest on the flight recorder, and not yet enqueued; after
  * an error it is not on it. With the context's lock held. */
-fsdp_status fsdp__order_check(fsdp_context *ctx, uint32_t comm, uint32_t n);
+__attribute__((cold)) fsdp_status fsdp__order_check(fsdp_context *ctx, uint32_t comm, uint32_t n);
 
 /* The flight recorder as a file, with this status. */
 fsdp_status fsdp__flight_write(fsdp_context *ctx, const char *path, fsdp_status status, const char *sentence);

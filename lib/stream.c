@@ -154,7 +154,7 @@ fsdp_status fsdp_stream_create(fsdp_context *ctx, const char *name, fsdp_stream 
 static fsdp_status drain(fsdp_stream *s, uint64_t timeout_ns)
 {
     fsdp__fence fence = {.epoch = 0};
-    if (s->late_drain > 0 && s->late_drain == s->n_fences) fence = s->ring[(s->n_fences - 1) % FSDP__FENCES];
+    if (s->late_drain > 0 && s->late_drain == s->n_fences) fence = s->ring[(s->n_fences - 1) % FSDP__FENCES].fence;
     else if (fsdp__context_check(s->ctx) == FSDP_OK)
         FSDP_IGNORE(fsdp__record(s, FSDP_MARK_CALLER, s->name, NULL, &fence));
     fsdp_status status = fsdp__device_drain_host(s, timeout_ns);

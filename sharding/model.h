@@ -35,63 +35,65 @@ struct fsdp_param {
 
 /* Parameters of one compute dtype, trainable or frozen, one after another: what one collective carries. */
 typedef struct fsdp__group {
-    fsdp_dtype compute_dtype;
+    /* of hooks */
+    _Alignas(64) fsdp_dtype compute_dtype;
     bool frozen;
+    bool aliased;   /* world of one, compute dtype == master dtype: the full buffer is the shard */
     uint64_t elems; /* padded: world × shard_elems */
     uint64_t shard_elems;
-    uint64_t full_offset; /* bytes, in the unit's gathered buffer */
-    uint64_t grad_offset; /* bytes, in the unit's gradient buffer */
-    bool aliased;         /* world of one, compute dtype == master dtype: the full buffer is the shard */
+    uint64_t full_offset;    /* bytes, in the unit's gathered buffer */
+    uint64_t grad_offset;    /* bytes, in the unit's gradient buffer */
+    char *master, *gradient; /* after seal; gradient NULL if frozen */
+
     uint64_t master_offset, gradient_offset; /* bytes, in the model's ranges */
     uint64_t moment_offset;                  /* bytes of m in the range of moments; v follows at + shard_elems floats */
     uint64_t table_offset;                   /* bytes of the first kernel segment, in the scratch range */
     uint32_t n_segments;
-    char *master, *gradient; /* after seal; gradient NULL if frozen */
     float *m, *v;
 } fsdp__group;
 
-/* The order is that of use: hooks touch the first lines and the first group, at 10,000 units mostly from memory. */
+/* The order is that of use, a cache line or two a paragraph: what hooks touch are the first lines and the first group, which at
+ * 10,000 units come mostly from memory. Of edges they touch the beginning. */
 struct fsdp_unit {
     fsdp_model *model;
     char *name;
+    fsdp__block *full;     /* the gathered buffer; NULL: none */
+    uint64_t full_bytes;   /* of it; what is aliased is left out */
+    uint64_t full_version; /* of the shard that it was gathered from */
+    uint64_t version;      /* updates that the shard has seen */
+    fsdp_stream *stream;   /* that windows are open on */
+    uint32_t n_open[2];    /* forward and backward windows that are open */
 
-    /* parameters */
-    fsdp__block *full;               /* the gathered buffer; NULL: none */
-    uint64_t full_bytes, grad_bytes; /* of the gathered and the gradient buffer; what is aliased or frozen left out */
-    uint64_t full_version;           /* of the shard that it was gathered from */
-    uint64_t version;                /* updates that the shard has seen */
-    fsdp_unit *newer, *older;        /* among the model's gathered units that are not held */
+    fsdp_unit *newer, *older; /* among the model's gathered units that are not held */
     uint32_t index;
-    bool ahead;   /* gathered before its begin hook, not opened since */
-    bool aliased; /* some group's buffer is its shard */
-
-    /* gradients */
+    uint32_t n_users;
+    uint32_t n_groups;
+    bool ahead;          /* gathered before its begin hook, not opened since */
+    bool aliased;        /* some group's buffer is its shard */
     bool reduced;        /* since the last update: the next reduction adds */
     bool updated;        /* in this update bracket, by fsdp_update_unit */
     bool grad_aliased;   /* the full gradient buffer is the shard: plan.c says when */
     fsdp__block *grad;   /* bytes of the full gradient buffer; NULL: none, or the shard's */
     uint64_t grad_begin; /* address of the full gradient buffer; 0: none */
+    uint64_t grad_bytes; /* of it; what is frozen is left out */
 
-    /* windows */
-    uint32_t n_open[2];  /* forward and backward windows that are open */
-    fsdp_stream *stream; /* that they are open on */
-    uint32_t n_users;
-    uint32_t n_groups;
-    uint64_t param_base, grad_base; /* what param_ptrs and grad_ptrs were made for */
-    void **param_ptrs, **grad_ptrs; /* the view's, n_params each */
     size_t n_params;
-
-    fsdp__edges full_edges, master_edges, grad_edges, gradient_edges;
-    fsdp__group groups[FSDP__MAX_GROUPS];
+    void **param_ptrs, **grad_ptrs; /* the view's, n_params each */
+    uint64_t param_base, grad_base; /* what they were made for */
+    fsdp_param **params;
 
     fsdp_unit_config config;
-    fsdp_stream *user[FSDP__MAX_USERS]; /* further compute streams in the open windows */
-    uint64_t full_place;                /* held: its own bytes in the gather range */
-    uint64_t grad_place;                /* held, or gradients kept, and not aliased: its own bytes in the grad range */
-    fsdp_param **params;
-    size_t params_capacity;
-    fsdp_shard_segment *segments; /* of this rank's shard */
+    fsdp__edges full_edges;
+    fsdp_shard_segment *segments; /* of this rank's shard. Here, so that no edges begin at the end of a line */
     uint32_t n_segments;
+    size_t params_capacity;
+    fsdp__edges master_edges, grad_edges, gradient_edges;
+    uint64_t full_place; /* held: its own bytes in the gather range */
+    uint64_t grad_place; /* held, or gradients kept, and not aliased: its own bytes in the grad range */
+
+    fsdp__group groups[FSDP__MAX_GROUPS];
+
+    fsdp_stream *user[FSDP__MAX_USERS]; /* further compute streams in the open windows */
 };
 
 typedef struct fsdp__pass {
@@ -128,47 +130,52 @@ struct fsdp_adamw {
     fsdp_adamw_config config;
 };
 
+/* What hooks look at comes first, as in a unit. */
 struct fsdp_model {
     fsdp_context *ctx;
-    fsdp_model_config config;
-    char *name;
     fsdp_unit **units;
+    fsdp__phase phase;
+    fsdp_status failed;      /* first failure after something was enqueued */
+    fsdp__pass *pass, *next; /* the one we are in; what follows it without an update, or NULL */
+    fsdp_allocator *gather_pool, *grad_pool;
+    void *scratch; /* a device range, as are master, gradients and moments */
+
+    fsdp__cursor cursor;
+    uint32_t n_open;            /* windows open, over all units */
+    uint32_t n_grads;           /* units that have a gradient buffer, their shard's bytes or others */
+    fsdp_unit *newest_gathered; /* list of gathered units that are not held */
+    bool mid_step;              /* a micro-step of a backward pass has ended, and it was not the last */
+    bool update_due;            /* the last micro-step of a backward pass has ended */
+
+    fsdp__schedule schedule;
+    fsdp_model_config config;
+    fsdp_model_stats stats;
+    fsdp_pass_args args; /* of the last pass_begin */
+    fsdp__plan plan;
+
+    char *name;
     size_t n_units, units_capacity;
     fsdp__pass *passes; /* TRAIN, EVAL, then the caller's */
     size_t n_passes, passes_capacity;
     fsdp__names unit_names, param_names;
     uint32_t n_params;
     fsdp_adamw *adamw;
-    fsdp__phase phase;
-    fsdp_status failed; /* first failure after something was enqueued */
     char failed_text[512];
 
     /* seal.c */
-    fsdp__schedule schedule;
     uint64_t *schedule_bytes;
     uint8_t *schedule_held;
     size_t schedule_units;
-    fsdp__plan plan;
-    void *master, *gradients, *moments, *scratch; /* device ranges */
-    fsdp_allocator *gather_pool, *grad_pool;
-    void *gather_attached, *grad_attached; /* what the backend knows them by */
+    void *master, *gradients, *moments;
+    void *gather_attached, *grad_attached; /* what the backend knows the pools by */
     fsdp_report_record *reports;           /* pinned, a ring */
     void *report_event[FSDP_REPORT_RING];
     fsdp__fence report_fence[FSDP_REPORT_RING];
     uint64_t report_step[FSDP_REPORT_RING];
 
     /* the step */
-    fsdp__cursor cursor;
-    fsdp_pass_args args;        /* of the last pass_begin */
-    fsdp__pass *pass, *next;    /* the one we are in; what follows it without an update, or NULL */
-    bool mid_step;              /* a micro-step of a backward pass has ended, and it was not the last */
-    uint32_t n_open;            /* windows open, over all units */
-    uint32_t n_grads;           /* units that have a gradient buffer, their shard's bytes or others */
-    bool update_due;            /* the last micro-step of a backward pass has ended */
-    uint64_t n_updates;         /* brackets closed */
-    fsdp_unit *newest_gathered; /* list of gathered units that are not held */
+    uint64_t n_updates; /* brackets closed */
     fsdp__edges part_edges, step_edges;
-    fsdp_model_stats stats;
 
     /* capture.c */
     fsdp_model *newer, *older; /* in the context's list */
