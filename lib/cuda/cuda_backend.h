@@ -155,9 +155,6 @@ static inline cudaError_t fsdp__cuda_asked(cudaError_t error)
     return error;
 }
 
-static inline uint64_t fsdp__cuda_now_ns(void) { return fsdp__now_ns(); }
-static inline uint64_t fsdp__cuda_after_ns(uint64_t ns) { return fsdp__after_ns(ns); }
-
 /* ---- cuda_memory.c ---- */
 
 fsdp_status fsdp__cuda_mem_alloc(void *dev, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr);

@@ -5,12 +5,11 @@
  * On a lane of the library's this mostly costs the host no call of CUDA: when a collective begins follows from the events that
  * the lane has waited for (fsdp__cuda_front), and the event at its end is also the fence that the library records there
  * (fsdp__cuda_front_share). On other streams it has two events of its own. */
-#include <signal.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "hostmem.h"
 #include "nccl_parts.h"
+#include "thread.h"
 
 enum {
     BUSY_NS = 20000000,  /* between looks while something is in flight */
@@ -378,13 +377,6 @@ static void stop_all(fsdp__nccl_team *team)
     pthread_mutex_unlock(&team->lock);
 }
 
-static void sleep_for(fsdp__nccl_team *team, uint64_t ns)
-{
-    uint64_t then = fsdp__cuda_after_ns(ns);
-    struct timespec until = {(time_t)(then / 1000000000u), (long)(then % 1000000000u)};
-    pthread_cond_timedwait(&team->wake, &team->lock, &until);
-}
-
 static void *watch_main(void *arg)
 {
     fsdp__nccl_team *team = arg;
@@ -393,26 +385,21 @@ static void *watch_main(void *arg)
     pthread_mutex_lock(&team->lock);
     while (!team->stopping) {
         verdict v = {.status = FSDP_OK};
-        look(team, fsdp__cuda_now_ns(), &v);
+        look(team, fsdp__now_ns(), &v);
         pthread_mutex_unlock(&team->lock);
         if (v.status != FSDP_OK) fsdp__nccl_tell(team, v.status, v.sentence);
         stop_all(team);
         pthread_mutex_lock(&team->lock);
-        if (!team->stopping) sleep_for(team, v.busy ? BUSY_NS : IDLE_NS);
+        if (!team->stopping) fsdp__cond_until(&team->wake, &team->lock, fsdp__after_ns(v.busy ? BUSY_NS : IDLE_NS));
     }
     pthread_mutex_unlock(&team->lock);
     return NULL;
 }
 
-/* Signals are the program's: none is delivered on this thread. */
 fsdp_status fsdp__nccl_watch_start(fsdp__nccl_team *team)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&team->thread, NULL, watch_main, team);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error != 0) return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "NCCL: no thread for the watch");
+    if (fsdp__thread_start(&team->thread, NULL, watch_main, team) != 0)
+        return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "NCCL: no thread for the watch");
     pthread_setname_np(team->thread, "fsdp-nccl");
     return FSDP_OK;
 }

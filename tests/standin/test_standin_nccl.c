@@ -63,8 +63,8 @@ static void expect_failed(member *r, fsdp_status expected)
 {
     const struct timespec moment = {0, 10000000};
     fsdp_status status = FSDP_OK;
-    uint64_t end = processes_after(30ull * SECOND);
-    while (status == FSDP_OK && processes_now_ns() < end) {
+    uint64_t end = fsdp__after_ns(30ull * SECOND);
+    while (status == FSDP_OK && fsdp__now_ns() < end) {
         nanosleep(&moment, NULL);
         status = r->comms->check(r->comm[0]);
     }
