@@ -116,7 +116,7 @@ fsdp_status fsdp__stream_belongs(const char *call, const fsdp_context *ctx, cons
     return FSDP_OK;
 }
 
-fsdp_status fsdp__stream_check(const char *call, fsdp_context *ctx, const fsdp_stream *s)
+fsdp_status fsdp__stream_check(const char *call, const fsdp_context *ctx, const fsdp_stream *s)
 {
     FSDP_TRY(fsdp__stream_belongs(call, ctx == NULL && s != NULL ? s->ctx : ctx, s));
     return fsdp__context_check(s->ctx);
@@ -124,7 +124,7 @@ fsdp_status fsdp__stream_check(const char *call, fsdp_context *ctx, const fsdp_s
 
 fsdp_status fsdp__step_stream_check(const char *call, const fsdp_context *ctx, const fsdp_stream *s)
 {
-    FSDP_TRY(fsdp__stream_check(call, (fsdp_context *)ctx, s));
+    FSDP_TRY(fsdp__stream_check(call, ctx, s));
     if (s->lane)
         return fsdp__fail(FSDP_ERR_ARG, "%s: %s is a lane of the library: give it a stream of your own", call, s->name);
     bool (*const is_capturing)(void *stream) = ctx->backend->device->stream_is_capturing;

@@ -15,7 +15,7 @@ void fsdp__stream_close(fsdp_stream *s);
 /* Not NULL, and of this context. */
 fsdp_status fsdp__stream_belongs(const char *call, const fsdp_context *ctx, const fsdp_stream *s);
 /* What every call that enqueues on a caller's stream asks first: that (ctx NULL: any), and that the context lives. */
-fsdp_status fsdp__stream_check(const char *call, fsdp_context *ctx, const fsdp_stream *s);
+fsdp_status fsdp__stream_check(const char *call, const fsdp_context *ctx, const fsdp_stream *s);
 /* And a stream for a step: no lane, and no capture is on that fsdp_capture_begin does not know of. */
 fsdp_status fsdp__step_stream_check(const char *call, const fsdp_context *ctx, const fsdp_stream *s);
 

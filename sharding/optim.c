@@ -101,7 +101,8 @@ fsdp_status fsdp__step_input(const fsdp_adamw *opt, const fsdp_adamw_args *args,
 static fsdp_status make_part(fsdp_adamw *opt, const fsdp_adamw_args *args, fsdp_stream *s)
 {
     fsdp_model *model = opt->model;
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     fsdp__need_write(&need, &model->part_edges);
     FSDP_TRY(fsdp__wait_need(s, &need));
     if (model->ctx->capture == NULL) FSDP_TRY(fsdp__step_input(opt, args, model->n_updates + 1, 0, s));
@@ -132,7 +133,8 @@ static fsdp_status step_result(fsdp_model *model, uint32_t place, fsdp_stream *s
     fsdp_stream *lane = ctx->world > 1 ? ctx->lanes[FSDP_LANE_REDUCE] : s;
     float *part = (float *)(void *)scratch_at(model, model->plan.part_offset);
     float *total = ctx->world > 1 ? (float *)(void *)scratch_at(model, model->plan.total_offset) : part;
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     fsdp__need_write(&need, &model->part_edges);
     fsdp__need_write(&need, &model->step_edges);
     FSDP_TRY(fsdp__wait_need(lane, &need));
@@ -172,7 +174,8 @@ fsdp_status fsdp__report_record(fsdp_model *model, uint64_t step, fsdp_stream *s
 static fsdp_status update_units(fsdp_adamw *opt, fsdp_stream *s)
 {
     fsdp_model *model = opt->model;
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     fsdp__need_read(&need, &model->step_edges);
     FSDP_TRY(fsdp__wait_need(s, &need));
     for (size_t i = 0; i < model->n_units; i++) {
@@ -251,7 +254,8 @@ fsdp_status fsdp_step_sum(fsdp_model *model, uint32_t index, const float *device
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_step_sum: index %u, expected 0 to %d", index, FSDP_MAX_SUMS - 1);
     fsdp__lock(model->ctx);
     if (model->ctx->capture != NULL) model->n_changes++; /* it is in it, whatever else is */
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     fsdp__need_write(&need, &model->part_edges);
     fsdp_status status = fsdp__wait_need(stream, &need);
     float *part = (float *)(void *)scratch_at(model, model->plan.part_offset);

@@ -31,7 +31,8 @@ static fsdp_status take_held_places(fsdp_model *model)
         fsdp_unit *unit = model->units[i];
         unit->full = NULL;
         if (!fsdp__unit_held(unit) || unit->full_bytes == 0) continue;
-        fsdp__need need = {0}; /* nobody has had them before */
+        fsdp__need need; /* nobody has had them before */
+        fsdp__no_need(&need);
         FSDP_TRY(fsdp__allocator_reserve(model->gather_pool));
         unit->full = fsdp__allocator_take_at(model->gather_pool, unit->full_place, unit->full_bytes,
                                              model->ctx->lanes[FSDP_LANE_GATHER], unit->name, &need);

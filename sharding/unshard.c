@@ -151,7 +151,7 @@ static fsdp_status enqueue_gather(fsdp_unit *unit, const fsdp__pass *pass)
              *slot = full + ctx->rank * slot_bytes;
         bool cast = group->compute_dtype != unit->config.master_dtype;
         if (cast) {
-            fsdp_device_op op;
+            fsdp_device_op op; /* every gather makes one: no zeros into what a cast does not have */
             op.kind = FSDP_OPERATION_CAST;
             op.u.cast.dst = slot, op.u.cast.src = group->master, op.u.cast.count = group->shard_elems;
             op.u.cast.dst_dtype = group->compute_dtype, op.u.cast.src_dtype = unit->config.master_dtype;

@@ -66,7 +66,8 @@ static fsdp_status clear_unreduced(fsdp_unit *unit, fsdp_stream *s)
 
 fsdp_status fsdp__update_begin(fsdp_model *model, fsdp_stream *s)
 {
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     model->n_changes++;
     for (size_t i = 0; i < model->n_units; i++) {
         fsdp_unit *unit = model->units[i];

@@ -65,7 +65,8 @@ static fsdp_status start_copy(stage *st, uint32_t i, fsdp__edges *edges, void *d
     op.u.copy.dst = write ? device : st->piece[i];
     op.u.copy.src = write ? st->piece[i] : device;
     op.u.copy.bytes = bytes;
-    fsdp__need need = {0};
+    fsdp__need need;
+    fsdp__no_need(&need);
     assert(!st->busy[i]);
     fsdp__lock(ctx);
     (write ? fsdp__need_write : fsdp__need_read)(&need, edges);

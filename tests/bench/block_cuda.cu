@@ -197,8 +197,7 @@ block_scales block_first_scales(uint32_t dim)
     return block_scales{1.0f / sqrtf((float)dim), 0.5f / sqrtf((float)dim)};
 }
 
-/* The driver loads a kernel at its first launch, and may wait for what is running then. */
-static void load_kernels(void)
+static void load_math_kernels(void)
 {
     const void *const kernels[] = {(const void *)map_bf16<gelu_of>,
                                    (const void *)map_bf16<gelu_back>,
@@ -213,14 +212,13 @@ static void load_kernels(void)
                                    (const void *)square_loss,
                                    (const void *)add_sums,
                                    (const void *)input_values};
-    cudaFuncAttributes attributes;
-    for (const void *kernel : kernels) MUST(cudaFuncGetAttributes(&attributes, kernel));
+    load_kernels(kernels);
 }
 
 block_math *block_math_create(const block_math_config *config)
 {
     block_math *m = (block_math *)calloc(1, sizeof *m);
-    load_kernels();
+    load_math_kernels();
     m->config = *config;
     const uint64_t d = config->dim, n = config->max_tokens, layers = config->layers;
     m->x = (bf16 **)calloc(3 * layers + 1, sizeof *m->x);

@@ -26,6 +26,13 @@ constexpr int THREADS = 256;
 
 unsigned blocks_for(uint64_t threads) { return (unsigned)((threads + THREADS - 1) / THREADS); }
 
+/* The driver loads a kernel at its first launch, and may wait for what is running then. */
+template <size_t N> void load_kernels(const void *const (&kernels)[N])
+{
+    cudaFuncAttributes attributes;
+    for (const void *kernel : kernels) MUST(cudaFuncGetAttributes(&attributes, kernel));
+}
+
 /* The sum of a block's threads, in thread 0. */
 __device__ float block_sum(float mine)
 {

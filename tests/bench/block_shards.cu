@@ -68,8 +68,7 @@ void block_load_shard_kernels(void)
     const void *const kernels[] = {(const void *)first_values, (const void *)to_bf16, (const void *)square_sums,
                                    (const void *)add_sums,     (const void *)clip,    (const void *)advance,
                                    (const void *)adamw};
-    cudaFuncAttributes attributes;
-    for (const void *kernel : kernels) MUST(cudaFuncGetAttributes(&attributes, kernel));
+    load_kernels(kernels);
 }
 
 void block_first_values(float *dst, uint64_t begin, uint64_t count, uint32_t layer, uint32_t dim, cudaStream_t stream)

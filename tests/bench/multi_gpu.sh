@@ -79,17 +79,15 @@ run_fsdp2() { # run_fsdp2 KEYS TOKENS SHAPE… [options of our driver]
 }
 
 repeat_main() {
-    local keys="\"section\":\"main\",\"repeat\":$1" comms way
+    local keys="\"section\":\"main\",\"repeat\":$1" clip="\"section\":\"clip\",\"repeat\":$1" comms way
     for comms in 1 2; do
         for way in bare library; do
             run_bench "$keys" "${large[@]}" --tokens "$tokens" --mode "$way" --comms "$comms"
         done
     done
     run_fsdp2 "$keys" "$tokens" "${large[@]}"
-    keys="\"section\":\"clip\",\"repeat\":$1"
-    for way in bare library; do run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both --clip --mode "$way"; done
-    [ -n "$peer" ] || run_fsdp2 "$keys" "$tokens" "${large[@]}" --what both --clip
-    keys="\"section\":\"main\",\"repeat\":$1"
+    for way in bare library; do run_bench "$clip" "${large[@]}" --tokens "$tokens" --what both --clip --mode "$way"; done
+    [ -n "$peer" ] || run_fsdp2 "$clip" "$tokens" "${large[@]}" --what both --clip
     for way in bare library; do run_bench "$keys" "${small[@]}" --tokens 64 --what both,comm --mode "$way"; done
     run_fsdp2 "$keys" 64 "${small[@]}"
 }
