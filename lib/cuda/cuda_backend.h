@@ -148,6 +148,22 @@ static inline void fsdp__cuda_unrelax(enum cudaStreamCaptureMode mode)
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
+/* Both: for calls on the device's behalf whatever this thread, or a capture, is at. */
+typedef struct fsdp__cuda_inside {
+    int before;
+    enum cudaStreamCaptureMode mode;
+} fsdp__cuda_inside;
+static inline fsdp__cuda_inside fsdp__cuda_enter_relaxed(const fsdp__cuda_device *dev)
+{
+    const int before = fsdp__cuda_enter(dev);
+    return (fsdp__cuda_inside){before, fsdp__cuda_relax()};
+}
+static inline void fsdp__cuda_leave_relaxed(fsdp__cuda_inside inside)
+{
+    fsdp__cuda_unrelax(inside.mode);
+    fsdp__cuda_leave(inside.before);
+}
+
 /* Of a query: "not ready" is no error, and the caller's own cudaGetLastError shall not find it. */
 static inline cudaError_t fsdp__cuda_asked(cudaError_t error)
 {

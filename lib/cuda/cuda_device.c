@@ -232,8 +232,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     dev->log_arg = args->log_arg;
     pthread_mutex_init(&dev->lock, NULL);
     pthread_mutex_init(&dev->moment_lock, NULL);
-    int before = fsdp__cuda_enter(dev);
-    enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
+    fsdp__cuda_inside inside = fsdp__cuda_enter_relaxed(dev);
     fsdp_status status = open_parts(dev);
     if (status == FSDP_OK) {
         warn_of_environment(dev);
@@ -250,8 +249,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
         pthread_mutex_destroy(&dev->lock);
         fsdp__host_free(args->host, dev, 1, sizeof *dev);
     }
-    fsdp__cuda_unrelax(mode);
-    fsdp__cuda_leave(before);
+    fsdp__cuda_leave_relaxed(inside);
     return status;
 }
 
@@ -259,11 +257,9 @@ static void device_close(void *dev_)
 {
     fsdp__cuda_device *dev = dev_;
     assert(dev->streams == NULL);
-    int before = fsdp__cuda_enter(dev);
-    enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
+    fsdp__cuda_inside inside = fsdp__cuda_enter_relaxed(dev);
     close_parts(dev);
-    fsdp__cuda_unrelax(mode);
-    fsdp__cuda_leave(before);
+    fsdp__cuda_leave_relaxed(inside);
     pthread_mutex_destroy(&dev->moment_lock);
     pthread_mutex_destroy(&dev->lock);
     fsdp__host_free(dev->host, dev, 1, sizeof *dev);

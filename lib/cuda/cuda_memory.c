@@ -23,8 +23,7 @@ static bool is_shortage(cudaError_t error, uint64_t bytes)
 fsdp_status fsdp__cuda_mem_alloc(void *dev_, uint64_t bytes, fsdp_memory_kind kind, void **out_ptr)
 {
     fsdp__cuda_device *dev = dev_;
-    int before = fsdp__cuda_enter(dev);
-    enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
+    fsdp__cuda_inside inside = fsdp__cuda_enter_relaxed(dev);
     void *ptr = NULL;
     cudaError_t error = cudaErrorInvalidValue;
     switch (kind) {
@@ -42,8 +41,7 @@ fsdp_status fsdp__cuda_mem_alloc(void *dev_, uint64_t bytes, fsdp_memory_kind ki
                                        kind == FSDP_MEMORY_KIND_PINNED ? "cudaHostAlloc" : "cudaMalloc",
                                        (unsigned long long)bytes);
     else *out_ptr = ptr;
-    fsdp__cuda_unrelax(mode);
-    fsdp__cuda_leave(before);
+    fsdp__cuda_leave_relaxed(inside);
     return status;
 }
 
@@ -51,14 +49,12 @@ void fsdp__cuda_mem_free(void *dev_, void *ptr, uint64_t bytes, fsdp_memory_kind
 {
     fsdp__cuda_device *dev = dev_;
     if (atomic_load(&dev->stuck)) return;
-    int before = fsdp__cuda_enter(dev);
-    enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
+    fsdp__cuda_inside inside = fsdp__cuda_enter_relaxed(dev);
     bool pinned = kind == FSDP_MEMORY_KIND_PINNED;
     cudaError_t error = pinned                                ? cudaFreeHost(ptr)
                         : kind == FSDP_MEMORY_KIND_COLLECTIVE ? fsdp__nccl_mem_free(dev, ptr)
                                                               : cudaFree(ptr);
     FSDP_IGNORE(fsdp__cuda_fail(dev, error, "%s of %llu bytes", pinned ? "cudaFreeHost" : "cudaFree",
                                 (unsigned long long)bytes));
-    fsdp__cuda_unrelax(mode);
-    fsdp__cuda_leave(before);
+    fsdp__cuda_leave_relaxed(inside);
 }

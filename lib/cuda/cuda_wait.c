@@ -104,14 +104,12 @@ static fsdp_status ask_and_nap(fsdp__cuda_device *dev, const waiting *w)
 /* The kernel may put the end of a nap off by the thread's timer slack, 50 us unless somebody has set it: not here. */
 static fsdp_status wait_for(fsdp__cuda_device *dev, const waiting *w)
 {
-    int before = fsdp__cuda_enter(dev);
-    enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
+    fsdp__cuda_inside inside = fsdp__cuda_enter_relaxed(dev);
     int slack_ns = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
     if (slack_ns > 0) (void)prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     fsdp_status status = ask_and_nap(dev, w);
     if (slack_ns > 0) (void)prctl(PR_SET_TIMERSLACK, slack_ns, 0, 0, 0);
-    fsdp__cuda_unrelax(mode);
-    fsdp__cuda_leave(before);
+    fsdp__cuda_leave_relaxed(inside);
     return status;
 }
 

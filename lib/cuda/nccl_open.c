@@ -205,15 +205,13 @@ static fsdp_status make_token(fsdp__nccl_comm *c)
 {
     void *token = NULL;
     cudaStream_t stream = NULL;
-    int before = fsdp__cuda_enter(c->dev);
-    enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
+    fsdp__cuda_inside inside = fsdp__cuda_enter_relaxed(c->dev);
     cudaError_t error = cudaMalloc(&token, 256);
     if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaMemsetAsync(token, 0, 256, stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
     if (stream != NULL) (void)cudaStreamDestroy(stream);
-    fsdp__cuda_unrelax(mode);
-    fsdp__cuda_leave(before);
+    fsdp__cuda_leave_relaxed(inside);
     c->token = token;
     return fsdp__cuda_fail(c->dev, error, "cudaMalloc of 256 bytes for barriers");
 }
@@ -312,12 +310,10 @@ void fsdp__nccl_team_free(fsdp__nccl_team *team)
 
 void fsdp__nccl_comm_free(fsdp__nccl_comm *c)
 {
-    int before = fsdp__cuda_enter(c->dev);
-    enum cudaStreamCaptureMode mode = fsdp__cuda_relax();
+    fsdp__cuda_inside inside = fsdp__cuda_enter_relaxed(c->dev);
     if (!c->stuck && c->token != NULL && cudaFree(c->token) != cudaSuccess) (void)cudaGetLastError();
     fsdp__nccl_ring_close(c);
-    fsdp__cuda_unrelax(mode);
-    fsdp__cuda_leave(before);
+    fsdp__cuda_leave_relaxed(inside);
     fsdp__nccl_job_release(c->abort_job);
     fsdp__nccl_wire_release(c->wire);
     pthread_mutex_destroy(&c->lock);
