@@ -61,6 +61,10 @@ def variant(line):
                       ("cta_zero", ", no CTAs"), ("clocked", ", clocked")):
         if line.get(key) or (key == "fused" and line.get("compute") == "fused"):
             name += word
+    if line.get("ctas"):
+        name += f", {line['ctas']} CTAs at most"
+    if line.get("depth", 1) != 1:
+        name += f", depth {line['depth']}"
     return name
 
 

@@ -48,14 +48,16 @@ section() {
     echo "== $1 ($(left) s left)"
 }
 
+# Those of the gpu tests that start ranks; the others look at one GPU.
+ranks_tests='comm|journey|capture|order|faults'
 run_tests() {
     local seconds
     seconds=$(($(left) > 30 ? $(left) : 30)) # the rest
     if [ "$dry_run" = 1 ]; then
-        echo "FSDP_TEST_GPUS=$gpus ctest --test-dir $build -L gpu"
+        echo "FSDP_TEST_GPUS=$gpus ctest --test-dir $build -L gpu -R $ranks_tests"
         return
     fi
-    FSDP_TEST_GPUS=$gpus timeout "$seconds" ctest --test-dir "$build" -L gpu --output-on-failure >"$out/tests.txt" 2>&1 || true
+    FSDP_TEST_GPUS=$gpus timeout "$seconds" ctest --test-dir "$build" -L gpu -R "$ranks_tests" --output-on-failure >"$out/tests.txt" 2>&1 || true
     grep -E 'tests (passed|failed)|Failed|Timeout|did not run' "$out/tests.txt" || echo "the gpu tests did not end within $seconds s"
 }
 
@@ -108,13 +110,23 @@ run_main() {
 }
 
 run_variants() {
-    local keys='"section":"fused"' way
+    local keys='"section":"fused"' way ctas
     for way in bare library; do
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,comm --mode "$way" --window
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,comm --mode "$way" --window --cta-zero
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both --mode "$way" --captured
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,compute --mode "$way" --fused \
             --timeline "$out/step.svg"
+        run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both --mode "$way" --depth 2
+    done
+    # How many SMs NCCL may take from the blocks' kernels.
+    for ctas in 4 8 16; do
+        export NCCL_MAX_CTAS=$ctas
+        for way in bare library; do
+            run_bench "$keys,\"ctas\":$ctas" "${large[@]}" --tokens "$tokens" --what both,comm --mode "$way"
+        done
+        run_fsdp2 "$keys,\"ctas\":$ctas" "$tokens" "${large[@]}" --what both,comm
+        unset NCCL_MAX_CTAS
     done
 }
 
