@@ -5,9 +5,10 @@
 
 #include "fsdp/backend.h"
 
-static inline fsdp_status fsdp__attach_nothing(void *comm, void *base, uint64_t bytes, void **out_handle)
+static inline fsdp_status fsdp__attach_nothing(void *comm, fsdp_operation kind, void *base, uint64_t bytes,
+                                               void **out_handle)
 {
-    (void)comm, (void)base, (void)bytes;
+    (void)comm, (void)kind, (void)base, (void)bytes;
     *out_handle = NULL;
     return FSDP_OK;
 }

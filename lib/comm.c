@@ -47,10 +47,10 @@ void *fsdp__comm_native(const fsdp_comm *comm, const fsdp_comm_ops *ops)
     return comm->ctx->backend->comm == ops ? comm->native : NULL;
 }
 
-fsdp_status fsdp__comm_attach(fsdp_comm *comm, void *base, uint64_t bytes, void **out_handle)
+fsdp_status fsdp__comm_attach(fsdp_comm *comm, fsdp_operation kind, void *base, uint64_t bytes, void **out_handle)
 {
     *out_handle = NULL;
-    return bytes > 0 ? comm->ctx->backend->comm->attach(comm->native, base, bytes, out_handle) : FSDP_OK;
+    return bytes > 0 ? comm->ctx->backend->comm->attach(comm->native, kind, base, bytes, out_handle) : FSDP_OK;
 }
 
 void fsdp__comm_detach(fsdp_comm *comm, void *handle)

@@ -15,7 +15,7 @@ void fsdp__comm_abort(fsdp_comm *comm);
 void *fsdp__comm_native(const fsdp_comm *comm, const fsdp_comm_ops *ops);
 /* Tell the backend of device memory that collectives will be in; and take it back. Collective; the lock is not needed. A NULL
  * comm or handle is nothing. */
-fsdp_status fsdp__comm_attach(fsdp_comm *comm, void *base, uint64_t bytes, void **out_handle);
+fsdp_status fsdp__comm_attach(fsdp_comm *comm, fsdp_operation kind, void *base, uint64_t bytes, void **out_handle);
 void fsdp__comm_detach(fsdp_comm *comm, void *handle);
 /* Enqueue n operations (1 to 16) as one group; spans and tape records are filled in here. */
 fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective *list, uint32_t n);

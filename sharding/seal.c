@@ -257,9 +257,9 @@ static fsdp_status attach_pools(fsdp_model *model)
 {
     fsdp_context *ctx = model->ctx;
     const fsdp_memory *m = &model->plan.memory;
-    FSDP_TRY(fsdp__comm_attach(ctx->comm, fsdp__allocator_base(model->gather_pool),
+    FSDP_TRY(fsdp__comm_attach(ctx->comm, FSDP_OPERATION_ALL_GATHER, fsdp__allocator_base(model->gather_pool),
                                fsdp__device_round(&ctx->caps, m->gather), &model->gather_attached));
-    return fsdp__comm_attach(ctx->reduce_comm, fsdp__allocator_base(model->grad_pool),
+    return fsdp__comm_attach(ctx->reduce_comm, FSDP_OPERATION_REDUCE_SCATTER, fsdp__allocator_base(model->grad_pool),
                              fsdp__device_round(&ctx->caps, m->grad), &model->grad_attached);
 }
 

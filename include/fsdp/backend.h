@@ -198,9 +198,10 @@ typedef struct fsdp_comm_ops {
     fsdp_status (*enqueue)(void *comm, void *stream, const fsdp_collective *list, uint32_t n); /* n as one group */
     fsdp_status (*check)(void *comm);                                  /* MISMATCH, RANK_LOST, ABORTED with its sentence */
     void (*abort)(void *comm);                                         /* any thread */
-    /* Memory of kind COLLECTIVE, whole, that this communicator's operations will be in; collective, with the same bytes on
-     * every rank. A backend that has nothing to do gives NULL; what it cannot do is no error. */
-    fsdp_status (*attach)(void *comm, void *base, uint64_t bytes, void **out_handle);
+    /* Memory of kind COLLECTIVE, whole, that this communicator's operations of one kind (ALL_GATHER, REDUCE_SCATTER) will be
+     * in; collective, with the same bytes on every rank. A backend that has nothing to do gives NULL; what it cannot do is no
+     * error. */
+    fsdp_status (*attach)(void *comm, fsdp_operation kind, void *base, uint64_t bytes, void **out_handle);
     void (*detach)(void *comm, void *handle); /* before the memory goes; nothing uses it any more. NULL is nothing */
 } fsdp_comm_ops;
 

@@ -32,6 +32,12 @@
 extern "C" {
 #endif
 
+/** Pools that collectives travel in, as NCCL windows: its kernels, or the GPU's copy engines, then read peers' directly. */
+typedef enum fsdp_nccl_window {
+    FSDP_NCCL_WINDOW_GATHER = 1, /**< parameters: what all-gathers write */
+    FSDP_NCCL_WINDOW_GRAD = 2    /**< gradients: what reduce-scatters read. Measure it: docs/performance.md */
+} fsdp_nccl_window;
+
 struct fsdp_nccl_config {
     size_t size;
     ncclComm_t comm;              /**< the caller's own, of all ranks in their order: used, never finalised, aborted only when
@@ -43,11 +49,11 @@ struct fsdp_nccl_config {
     const ncclConfig_t *config;   /**< CTAs, policy, net name, …: passed on as it is, but for `blocking`; NULL: NCCL's defaults.
                                        Not with comm */
     bool accept_unordered;        /**< two communicators without NCCL_LAUNCH_ORDER_IMPLICIT=1, at the caller's risk */
-    bool window;                  /**< the gather and the grad pool of each model come from ncclMemAlloc and are registered as
-                                       windows, one each (NCCL 2.27 or later); off by default */
+    uint32_t windows;             /**< of fsdp_nccl_window, by OR: with any, the gather and the grad pool of each model come from
+                                       ncclMemAlloc, and these are registered, one window each (NCCL 2.27 or later); 0: none */
 };
 
-#define FSDP_NCCL_CONFIG_INIT {sizeof(fsdp_nccl_config), NULL, NULL, NULL, NULL, false, false}
+#define FSDP_NCCL_CONFIG_INIT {sizeof(fsdp_nccl_config), NULL, NULL, NULL, NULL, false, 0}
 
 /** What is known of a context's communicators. */
 typedef struct fsdp_nccl_info {

@@ -12,13 +12,15 @@ enum {
     MODE_OWN = 1,
     MODE_OWN_REDUCE = 2,
     MODE_ID = 4,
-    MODE_WINDOW = 8,
+    MODE_WINDOWS = 8,      /* and the bit above it: of fsdp_nccl_window each */
     FIRST_ORDERED = 22600, /* NCCL 2.26 */
     PIECE = 64,            /* for which a side channel needs no memory */
     LATE_NS = 2000000000
 };
 
 /* ---- The vote ---- */
+
+static const uint32_t ALL_WINDOWS = FSDP_NCCL_WINDOW_GATHER | FSDP_NCCL_WINDOW_GRAD;
 
 typedef struct ballot {
     int32_t status, version;
@@ -31,7 +33,8 @@ static const char *mode_name(uint32_t bit)
     case MODE_OWN: return "comm";
     case MODE_OWN_REDUCE: return "reduce_comm";
     case MODE_ID: return "id";
-    default: return "window";
+    case MODE_WINDOWS *FSDP_NCCL_WINDOW_GATHER: return "windows: FSDP_NCCL_WINDOW_GATHER";
+    default: return "windows: FSDP_NCCL_WINDOW_GRAD";
     }
 }
 
@@ -93,6 +96,12 @@ fsdp_status fsdp__nccl_config_read(const fsdp_cuda_config *config, fsdp_nccl_con
                           "fsdp_nccl_config.config says it has %zu bytes: begin it with "
                           "NCCL_CONFIG_INITIALIZER",
                           c.config->size);
+    if ((c.windows & ~ALL_WINDOWS) != 0)
+        return fsdp__fail(
+            FSDP_ERR_ARG,
+            "fsdp_nccl_config.windows is %#x: give FSDP_NCCL_WINDOW_GATHER (1), FSDP_NCCL_WINDOW_GRAD (2), "
+            "both, or 0",
+            c.windows);
     *out_config = c;
     return FSDP_OK;
 }
@@ -354,7 +363,7 @@ static void give_up(fsdp__nccl_comm *c, fsdp_status status)
 static uint32_t mode_of(const fsdp_nccl_config *config)
 {
     return (config->comm != NULL ? MODE_OWN : 0u) | (config->reduce_comm != NULL ? MODE_OWN_REDUCE : 0u) |
-           (config->id != NULL ? MODE_ID : 0u) | (config->window ? MODE_WINDOW : 0u);
+           (config->id != NULL ? MODE_ID : 0u) | config->windows * MODE_WINDOWS;
 }
 
 /* The team's first communicator brings the watch. */
@@ -378,7 +387,8 @@ static fsdp_status open_in_team(fsdp__nccl_comm *c, const fsdp_comm_args *args, 
         return fsdp__fail(FSDP_ERR_ARG, "communicator 1 is opened after communicator 0, from which it is split");
     c->team = dev->nccl != NULL ? dev->nccl : team_create(args, setup);
     if (c->team == NULL) return no_memory(o->what);
-    if (dev->nccl == NULL) c->team->window = o->config.window && fsdp__nccl_has_windows(c->team);
+    if (dev->nccl == NULL && o->config.windows != 0 && fsdp__nccl_has_windows(c->team))
+        c->team->windows = o->config.windows;
     fsdp_status status = join(c, o);
     fsdp__nccl_job_release(o->job);
     return status;

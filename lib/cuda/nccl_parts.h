@@ -124,9 +124,9 @@ typedef struct fsdp__nccl_team {
     fsdp__cuda_device *dev;
     uint32_t rank, world;
     const fsdp_side_ops *side_ops;
-    void *side;  /* open as long as a communicator is */
-    int version; /* of the NCCL that runs */
-    bool window; /* asked for, and this NCCL has them */
+    void *side;       /* open as long as a communicator is */
+    int version;      /* of the NCCL that runs */
+    uint32_t windows; /* of fsdp_nccl_window: asked for, and this NCCL has them */
     void *ballots;
     atomic_uint n_windows;
     atomic_ullong window_bytes;
@@ -209,7 +209,7 @@ void fsdp__nccl_tell_device(fsdp__nccl_team *team);
 
 /* This NCCL has them; else a warning says so. */
 bool fsdp__nccl_has_windows(fsdp__nccl_team *team);
-fsdp_status fsdp__nccl_attach(void *comm, void *base, uint64_t bytes, void **out_handle);
+fsdp_status fsdp__nccl_attach(void *comm, fsdp_operation kind, void *base, uint64_t bytes, void **out_handle);
 void fsdp__nccl_detach(void *comm, void *handle);
 
 #endif

@@ -42,7 +42,7 @@ static void warn(fsdp__nccl_team *team, const char *why)
     pthread_mutex_unlock(&team->lock);
     if (team->dev->log == NULL) return;
     snprintf(text, sizeof text,
-             "rank %u: fsdp_nccl_config.window: %s: pools are not registered, and collectives go on "
+             "rank %u: fsdp_nccl_config.windows: %s: pools are not registered, and collectives go on "
              "without",
              team->rank, why);
     team->dev->log(team->dev->log_arg, text);
@@ -62,7 +62,7 @@ bool fsdp__nccl_has_windows(fsdp__nccl_team *team)
 /* NCCL says little of why it has none; the sizes in the caller's sentence say more. */
 cudaError_t fsdp__nccl_mem_alloc(fsdp__cuda_device *dev, uint64_t bytes, void **out_ptr)
 {
-    if (dev->nccl == NULL || !dev->nccl->window) return cudaMalloc(out_ptr, bytes);
+    if (dev->nccl == NULL || dev->nccl->windows == 0) return cudaMalloc(out_ptr, bytes);
     ncclResult_t result = ncclMemAlloc(out_ptr, bytes);
     if (result == ncclSuccess) return cudaSuccess;
     cudaError_t error = cudaGetLastError();
@@ -71,7 +71,7 @@ cudaError_t fsdp__nccl_mem_alloc(fsdp__cuda_device *dev, uint64_t bytes, void **
 
 cudaError_t fsdp__nccl_mem_free(fsdp__cuda_device *dev, void *ptr)
 {
-    if (dev->nccl == NULL || !dev->nccl->window) return cudaFree(ptr);
+    if (dev->nccl == NULL || dev->nccl->windows == 0) return cudaFree(ptr);
     if (ncclMemFree(ptr) == ncclSuccess) return cudaSuccess;
     cudaError_t error = cudaGetLastError();
     return error != cudaSuccess ? error : cudaErrorUnknown;
@@ -150,11 +150,12 @@ static void note(fsdp__nccl_comm *c, pool *p)
     pthread_mutex_unlock(&team->lock);
 }
 
-fsdp_status fsdp__nccl_attach(void *comm, void *base, uint64_t bytes, void **out_handle)
+fsdp_status fsdp__nccl_attach(void *comm, fsdp_operation kind, void *base, uint64_t bytes, void **out_handle)
 {
     fsdp__nccl_comm *c = comm;
     *out_handle = NULL;
-    if (c->team == NULL || !c->team->window || bytes == 0) return FSDP_OK;
+    const uint32_t wanted = kind == FSDP_OPERATION_ALL_GATHER ? FSDP_NCCL_WINDOW_GATHER : FSDP_NCCL_WINDOW_GRAD;
+    if (c->team == NULL || (c->team->windows & wanted) == 0 || bytes == 0) return FSDP_OK;
     fsdp__nccl_job *job = fsdp__nccl_job_create(c->dev->ordinal, c->wire, run_register, "ncclCommWindowRegister");
     pool *p = fsdp__host_alloc(c->host, 1, sizeof *p);
     if (job != NULL) job->base = base, job->bytes = bytes;

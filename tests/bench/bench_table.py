@@ -57,7 +57,7 @@ def table(head, rows):
 
 def variant(line):
     name = line["way"]
-    for key, word in (("fused", ", fused"), ("keep", ", keep"), ("one_lane", ", one lane"), ("window", ", windows"),
+    for key, word in (("fused", ", fused"), ("keep", ", keep"), ("one_lane", ", one lane"), ("window", ", gather window"), ("window_grad", ", grad window"),
                       ("cta_zero", ", no CTAs"), ("clocked", ", clocked")):
         if line.get(key) or (key == "fused" and line.get("compute") == "fused"):
             name += word
@@ -136,7 +136,7 @@ def print_bytes(lines):
     for line in lines:
         if "device_bytes" not in line or line["way"] == "bare":
             continue
-        key = (line["way"], line["world"], line["layers"], line["dim"], line["tokens"], line.get("window"))
+        key = (line["way"], line["world"], line["layers"], line["dim"], line["tokens"], variant(line))
         if key in seen:
             continue
         seen.add(key)

@@ -234,11 +234,11 @@ static void open_memory(bare *b)
     }
     const uint64_t full_bytes = (b->elems * 2 + 511) / 512 * 512;
     b->full_range = take(b, full_bytes * (b->depth + 1), o->window);
-    b->grad_range = take(b, b->elems * 4 * 2, o->window);
+    b->grad_range = take(b, b->elems * 4 * 2, o->window_grad);
     for (uint32_t i = 0; i <= b->depth; i++) b->full[i] = b->full_range + i * full_bytes;
     for (uint32_t i = 0; i < 2; i++) b->grad[i] = b->grad_range + i * b->elems;
     if (o->window) register_window(b->comm, b->full_range, full_bytes * (b->depth + 1));
-    if (o->window) register_window(b->reduce_comm, b->grad_range, b->elems * 4 * 2);
+    if (o->window_grad) register_window(b->reduce_comm, b->grad_range, b->elems * 4 * 2);
     b->record = take(b, sizeof *b->record, false);
     b->meeting = take(b, sizeof *b->meeting, false);
     b->partial = o->clip ? take(b, ((uint64_t)b->layers * BLOCK_SUMS + 1) * sizeof(float), false) : NULL;

@@ -41,7 +41,7 @@ static const float BLOCK_MAX_NORM = 1.0f;
 enum { BLOCK_BOTH_WAYS = 1, BLOCK_COMM = 2, BLOCK_COMPUTE = 4 }; /* what is measured */
 
 typedef struct block_options {
-    bool library, fused, json, captured, window, cta_zero;
+    bool library, fused, json, captured, window, window_grad, cta_zero;
     bool clip; /* the gradient, to BLOCK_MAX_NORM: a norm over all ranks before the optimizer */
     bool keep; /* bare: keep the last depth + 1 units of forward for backward, as the library does, not only the last */
     bool one_lane; /* bare: gathers and reductions on one stream */

@@ -191,7 +191,8 @@ static void open_context(block_way *way, library *b)
     ncclConfig_t tuned;
     block_nccl_config(way->options, &tuned);
     fsdp_nccl_config nccl = FSDP_NCCL_CONFIG_INIT;
-    nccl.window = way->options->window;
+    nccl.windows = (way->options->window ? FSDP_NCCL_WINDOW_GATHER : 0u) |
+                   (way->options->window_grad ? FSDP_NCCL_WINDOW_GRAD : 0u);
     if (way->options->cta_zero) nccl.config = &tuned;
     fsdp_cuda_config cuda = FSDP_CUDA_CONFIG_INIT;
     cuda.device = way->device;

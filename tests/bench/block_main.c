@@ -16,7 +16,7 @@ static void usage(int code)
         "bench_prefetch --device cuda [--mode bare|library] [--fused] [--layers|-L N] [--dim|-d N] [--tokens|-T "
         "N[,N…]]\n"
         "               [--depth|-k K] [--comms 1|2 | -2 0|1] [--what both,comm,compute] [--steps N] [--rounds N]\n"
-        "               [--captured] [--window] [--cta-zero] [--keep] [--one-lane] [--clip]\n"
+        "               [--captured] [--window] [--window-grad] [--cta-zero] [--keep] [--one-lane] [--clip]\n"
         "               [--no-bias] [--pad BYTES] [--json]\n"
         "               [--timeline FILE.svg]\n"
         "Ranks: tests/bench/ranks.sh WORLD [--one-gpu] bench_prefetch --device cuda …; alone it is a world of one.\n");
@@ -66,6 +66,7 @@ static bool set_flag(block_options *o, const char *flag)
     else if (is(flag, "--json", NULL)) o->json = true;
     else if (is(flag, "--captured", NULL)) o->captured = true;
     else if (is(flag, "--window", NULL)) o->window = true;
+    else if (is(flag, "--window-grad", NULL)) o->window_grad = true;
     else if (is(flag, "--cta-zero", NULL)) o->cta_zero = true;
     else if (is(flag, "--clip", NULL)) o->clip = true;
     else if (is(flag, "--keep", NULL)) o->keep = true;

@@ -210,8 +210,9 @@ static void print_head_json(const block_way *way, const char *compute, uint64_t 
            "\"comms\":%u",
            o->library ? "library" : "bare", compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens,
            o->depth, o->comms);
-    printf(",\"window\":%s,\"cta_zero\":%s,\"keep\":%s,\"one_lane\":%s,\"no_bias\":%s,\"clip\":%s", yes(o->window),
-           yes(o->cta_zero), yes(o->keep), yes(o->one_lane), yes(o->no_bias), yes(o->clip));
+    printf(",\"window\":%s,\"window_grad\":%s,\"cta_zero\":%s,\"keep\":%s,\"one_lane\":%s,\"no_bias\":%s,\"clip\":%s",
+           yes(o->window), yes(o->window_grad), yes(o->cta_zero), yes(o->keep), yes(o->one_lane), yes(o->no_bias),
+           yes(o->clip));
     printf(",\"pad\":%llu,\"nccl\":%d,\"path\":\"%s\"", (unsigned long long)o->pad, nccl, way->path);
 }
 
@@ -221,7 +222,8 @@ static void print_head_text(const block_way *way, const char *compute, uint64_t 
     printf("%s, %s compute: world %u, %u layers × %u, %llu tokens, depth %u, %u communicator%s",
            o->library ? "library" : "bare", compute, way->launch.world, o->layers, o->dim, (unsigned long long)tokens,
            o->depth, o->comms, o->comms == 1 ? "" : "s");
-    printf("%s%s%s%s%s%s, NCCL %d %s\n", o->window ? ", windows" : "", o->cta_zero ? ", no CTAs" : "",
+    printf("%s%s%s%s%s%s%s, NCCL %d %s\n", o->window ? ", gathers in a window" : "",
+           o->window_grad ? ", gradients in a window" : "", o->cta_zero ? ", no CTAs" : "",
            o->keep ? ", keeping depth + 1" : "", o->one_lane ? ", one lane" : "", o->no_bias ? ", no biases" : "",
            o->clip ? ", clipping" : "", nccl, way->path);
     printf("    a rank's part of a gather: %llu bytes\n",

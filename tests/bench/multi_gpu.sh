@@ -8,7 +8,7 @@
 #   --gpus N         of this machine's GPUs (all)
 #   --minutes N      end within N minutes: repetitions, then whole sections are left out, and said to be (9)
 #   --repeats N      of the comparison (3)
-#   --sections LIST  tests, wire, main, variants, gpt, host (all)
+#   --sections LIST  tests, wire, main, large, variants, gpt, host (all)
 #   --peer FILE      another FSDP2 driver (tests/bench/fsdp2_blocks.py)
 #   --one-gpu        a rehearsal: two ranks on one GPU, which says that all of it runs, and nothing about several GPUs
 #   --dry-run        print the commands, run none
@@ -17,7 +17,7 @@ cd "$(dirname "$0")/../.."
 # shellcheck source=bench_runs.sh disable=SC1091
 . tests/bench/bench_runs.sh
 # shellcheck disable=SC2034 # bench_runs.sh reads one_gpu
-build=build/cuda out="" gpus="" minutes=9 repeats=3 sections=tests,wire,main,variants,gpt,host peer="" dry_run=0 one_gpu=0
+build=build/cuda out="" gpus="" minutes=9 repeats=3 sections=tests,wire,main,large,variants,gpt,host peer="" dry_run=0 one_gpu=0
 read_options "build out gpus minutes repeats sections peer" "dry-run one-gpu" "$@"
 open_out
 world=${gpus:-$(gpu_count)}
@@ -98,7 +98,7 @@ run_main() {
     local i last=0
     for ((i = 1; i <= repeats; i++)); do
         # What comes behind gets its part of the time, too.
-        if [ "$i" -gt 1 ] && [ $(($(left) - last)) -lt 150 ]; then
+        if [ "$i" -gt 1 ] && [ $(($(left) - last)) -lt 250 ]; then
             echo "main: $((i - 1)) of $repeats repetitions, the time is over" | tee -a "$out/notes"
             return
         fi
@@ -109,10 +109,22 @@ run_main() {
     done
 }
 
+# Layers so large that FSDP2's host is not the limit.
+run_large() {
+    local keys='"section":"main"' way huge=(--layers 6 --dim 8192 --steps 5 --rounds 1) list=2048,1024
+    [ "$one_gpu" = 0 ] || huge=(--layers 2 --dim 2048 --steps 3 --rounds 1)
+    for way in bare library; do
+        run_ranks "$world" "$keys" "$bench" --device cuda --json "${huge[@]}" --tokens "$list" --mode "$way"
+        run_ranks "$world" '"section":"fused"' "$bench" --device cuda --json "${huge[@]}" --tokens "$list" --mode "$way" --window --cta-zero
+    done
+    [ -n "$peer" ] || run_ranks "$world" "$keys" python3 tests/bench/fsdp2_blocks.py "${huge[@]}" --tokens "$list"
+}
+
 run_variants() {
     local keys='"section":"fused"' way ctas
     for way in bare library; do
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,comm --mode "$way" --window
+        run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,comm --mode "$way" --window --window-grad
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,comm --mode "$way" --window --cta-zero
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both --mode "$way" --captured
         run_bench "$keys" "${large[@]}" --tokens "$tokens" --what both,compute --mode "$way" --fused \
@@ -154,7 +166,8 @@ use_one_nccl
 if section wire 60; then run_wire; fi
 if section gpt 150; then run_gpt; fi
 if section main 100; then run_main; fi
-if section variants 80; then run_variants; fi
+if section large 110; then run_large; fi
+if section variants 100; then run_variants; fi
 if section host 40; then run_host; fi
 if section tests 30; then run_tests; fi
 sum_up "$started"

@@ -426,10 +426,19 @@ static void gather_in_a_window(member *r)
     uint64_t bytes = r->caps.granularity;
     close_comm(r, 1);
     close_comm(r, 0);
-    room_of(r)->nccl.window = true;
+    uint32_t *windows = &room_of(r)->nccl.windows;
+    *windows = 8;
+    EXPECT(open_comm(r, 0, 60ull * SECOND) == FSDP_ERR_ARG && strstr(fsdp_last_error(), "windows is 0x8") != NULL);
+    *windows = r->rank == 0 ? FSDP_NCCL_WINDOW_GATHER : FSDP_NCCL_WINDOW_GATHER | FSDP_NCCL_WINDOW_GRAD;
+    EXPECT(open_comm(r, 0, 60ull * SECOND) == FSDP_ERR_MISMATCH);
+    EXPECT(strstr(fsdp_last_error(), "windows: FSDP_NCCL_WINDOW_GRAD is set on rank 1 and not on rank 0") != NULL);
+    *windows = FSDP_NCCL_WINDOW_GATHER;
     EXPECT_OK(open_comm(r, 0, 60ull * SECOND));
     EXPECT_OK(r->device->mem_alloc(r->dev, bytes, FSDP_MEMORY_KIND_COLLECTIVE, &pool));
-    EXPECT_OK(r->comms->attach(r->comm[0], pool, bytes, &handle));
+    EXPECT_OK(r->comms->attach(r->comm[0], FSDP_OPERATION_ALL_GATHER, pool, bytes, &handle));
+    void *other = pool; /* gradients are not asked for */
+    EXPECT_OK(r->comms->attach(r->comm[0], FSDP_OPERATION_REDUCE_SCATTER, pool, bytes, &other));
+    EXPECT(other == NULL);
     snprintf(r->sentence, sizeof r->sentence, "a pool is %s a window", handle != NULL ? "now" : "not");
     float *x = pool;
     for (int i = 0; i < COUNT; i++) host[i] = (float)(r->rank * 1000 + (uint32_t)i % 100);

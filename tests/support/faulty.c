@@ -291,13 +291,13 @@ static fsdp_status enqueue(void *comm, void *stream, const fsdp_collective *list
 }
 
 /* The handle is never NULL: what is taken is given back, also where a backend has nothing to take. */
-static fsdp_status comm_attach(void *comm, void *base, uint64_t bytes, void **out_handle)
+static fsdp_status comm_attach(void *comm, fsdp_operation kind, void *base, uint64_t bytes, void **out_handle)
 {
     faulty *f = faulty_of(comm);
     uint64_t number;
     if (fails(f, FAULTY_ATTACH, &number)) return refuse(f, f->status, number);
     void *inner;
-    FSDP_TRY(forward_comm_ops.attach(comm, base, bytes, &inner));
+    FSDP_TRY(forward_comm_ops.attach(comm, kind, base, bytes, &inner));
     void **handle = malloc(sizeof *handle);
     if (handle == NULL) abort();
     *handle = inner;

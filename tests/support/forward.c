@@ -123,9 +123,9 @@ static fsdp_status enqueue(void *comm, void *stream, const fsdp_collective *list
 static fsdp_status comm_check(void *comm) { return comm_of(comm)->check(inner_of(comm)); }
 static void comm_abort(void *comm) { comm_of(comm)->abort(inner_of(comm)); }
 
-static fsdp_status comm_attach(void *comm, void *base, uint64_t bytes, void **out_handle)
+static fsdp_status comm_attach(void *comm, fsdp_operation kind, void *base, uint64_t bytes, void **out_handle)
 {
-    return comm_of(comm)->attach(inner_of(comm), base, bytes, out_handle);
+    return comm_of(comm)->attach(inner_of(comm), kind, base, bytes, out_handle);
 }
 
 static void comm_detach(void *comm, void *handle) { comm_of(comm)->detach(inner_of(comm), handle); }
