@@ -6,7 +6,7 @@
 #   --build DIR      the build with CUDA (build/cuda)
 #   --out DIR        results.jsonl, table.txt, tests.txt, step.svg and log go there (a new folder in /tmp)
 #   --gpus N         of this machine's GPUs (all)
-#   --minutes N      end within N minutes: repetitions, then whole sections are left out, and said to be (9)
+#   --minutes N      end within N minutes: repetitions, then whole sections are left out, and said to be (20)
 #   --repeats N      of the comparison (3)
 #   --sections LIST  tests, wire, main, large, variants, gpt, host (all)
 #   --peer FILE      another FSDP2 driver (tests/bench/fsdp2_blocks.py)
@@ -17,7 +17,7 @@ cd "$(dirname "$0")/../.."
 # shellcheck source=bench_runs.sh disable=SC1091
 . tests/bench/bench_runs.sh
 # shellcheck disable=SC2034 # bench_runs.sh reads one_gpu
-build=build/cuda out="" gpus="" minutes=9 repeats=3 sections=tests,wire,main,large,variants,gpt,host peer="" dry_run=0 one_gpu=0
+build=build/cuda out="" gpus="" minutes=20 repeats=3 sections=tests,wire,main,large,variants,gpt,host peer="" dry_run=0 one_gpu=0
 read_options "build out gpus minutes repeats sections peer" "dry-run one-gpu" "$@"
 open_out
 world=${gpus:-$(gpu_count)}
