@@ -26,8 +26,8 @@ static int open_beside(const char *path, char *temporary, size_t bytes)
 
 fsdp_status fsdp__new_file_open(fsdp__new_file *f, const char *path, char *temporary, size_t bytes)
 {
-    struct stat there;
-    if (stat(path, &there) == 0 && !S_ISREG(there.st_mode))
+    struct stat there; /* of a link, not of what it leads to: rename would take the link's place, /dev/stdout's too */
+    if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
         return fsdp__fail(FSDP_ERR_IO, "cannot write %s: it is there and no regular file", path);
     *f = (fsdp__new_file){path, temporary, open_beside(path, temporary, bytes), 0};
     return f->file >= 0 ? FSDP_OK : fsdp__fail(FSDP_ERR_IO, "cannot open %s: %s", temporary, strerror(errno));

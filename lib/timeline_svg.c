@@ -451,7 +451,7 @@ static fsdp_status write_file(picture *p, const char *path)
     int reason = errno;
     if (fclose(p->file) != 0 && !failed) failed = true, reason = errno;
     struct stat there;
-    if (failed && stat(path, &there) == 0 && S_ISREG(there.st_mode)) remove(path); /* half a picture */
+    if (failed && lstat(path, &there) == 0 && S_ISREG(there.st_mode)) remove(path); /* half a picture */
     return failed ? fsdp__fail(FSDP_ERR_IO, "cannot write %s: %s", path, strerror(reason)) : FSDP_OK;
 }
 

@@ -115,6 +115,29 @@ static void a_file_that_cannot_be_written_is_an_error_and_stays_as_it_was(void *
     assert_string_equal(got, "old");
 }
 
+/* /dev/stdout is one, and may lead to a file. */
+static void a_link_is_neither_followed_nor_replaced(void **state)
+{
+    bench *b = *state;
+    char target[128], got[16] = "";
+    struct stat there;
+    snprintf(target, sizeof target, "%s.target", b->path);
+    FILE *file = fopen(target, "w");
+    assert_non_null(file);
+    fputs("mine", file);
+    fclose(file);
+    assert_int_equal(symlink(target, b->path), 0);
+    refuse(b, b->path, FSDP_ERR_IO, "it is there and no regular file");
+    assert_int_equal(lstat(b->path, &there), 0);
+    assert_true(S_ISLNK(there.st_mode));
+    file = fopen(target, "r");
+    assert_non_null(fgets(got, sizeof got, file));
+    fclose(file);
+    assert_string_equal(got, "mine");
+    unlink(b->path);
+    unlink(target);
+}
+
 /* Somebody's file of that name is left alone. */
 static void a_name_beside_the_file_that_is_taken_is_not_used(void **state)
 {
@@ -147,6 +170,7 @@ int main(void)
         TEST(without_host_memory_nothing_is_written_and_nothing_is_kept),
         TEST(pinned_pieces_are_in_the_totals),
         TEST(a_file_that_cannot_be_written_is_an_error_and_stays_as_it_was),
+        TEST(a_link_is_neither_followed_nor_replaced),
         TEST(a_name_beside_the_file_that_is_taken_is_not_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
