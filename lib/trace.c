@@ -15,7 +15,7 @@ enum {
     POOL_BYTES = 1 << 18,  /* text of the labels; a model of 1000 units needs a tenth */
     LABEL_SLOTS = 1 << 14, /* hash table, at most half full */
     MAX_LABELS = LABEL_SLOTS / 2,
-    MAX_RECORDS = 1 << 26 /* 17 GiB of tape: more than that is a mistake */
+    MAX_RECORDS = 1 << 26 /* 15 GB of tape: more than that is a mistake */
 };
 
 struct fsdp_trace {

@@ -27,11 +27,15 @@ typedef struct fsdp_allocator_config {
     uint64_t budget_bytes;  /**< most that it takes from the device; 0: no limit but the device's */
     uint64_t segment_bytes; /**< it takes at least this much at a time, or what the budget or the device has left */
     fsdp_alloc_policy policy;
-    uint32_t history;       /**< events that it remembers for a snapshot (memory.h); 0: none */
+    uint32_t history;       /**< events that it remembers for a snapshot (memory.h), 48 bytes each, rounded up to a power of
+                                 two; 0: none; at most 2^24 */
 } fsdp_allocator_config;
 
 #define FSDP_ALLOCATOR_CONFIG_INIT {sizeof(fsdp_allocator_config), "allocator", 0, 2097152, FSDP_ALLOC_WAIT_FIRST, 1024}
 
+/** config NULL: FSDP_ALLOCATOR_CONFIG_INIT. Takes nothing from the device yet.
+ *  Owns: *out_allocator is the caller's; destroy it before the context.
+ *  Errors: ARG (also a budget below what the device gives at a time); NO_HOST_MEMORY; what stopped the context. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_create(fsdp_context *ctx, const fsdp_allocator_config *config,
                                                           fsdp_allocator **out_allocator);
 
@@ -51,13 +55,15 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_alloc(fsdp_allocator *allocat
                                                          const char *owner, void **out_ptr);
 
 /** @p stream, too, uses the block until it is freed: what it is given up to free() comes before the next owner.
- *  (PyTorch's recordStream.) The caller has ordered @p stream after the block's allocation, or the call does: it adds
- *  that wait if it is missing. Errors: ARG (a pointer that is no live block); NO_HOST_MEMORY (the block has had two streams
- *  already, and there is no memory to note a third; nothing has changed). */
+ *  (PyTorch's recordStream.) The call makes @p stream wait for the block's last owner where it is not behind it yet; behind
+ *  what the block's own stream has written the caller puts it.
+ *  Errors: ARG (a pointer that is no live block); NO_HOST_MEMORY (the block has had two streams already, and there is no
+ *  memory to note a third; nothing has changed); what stopped the context. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_record_stream(fsdp_allocator *allocator, void *ptr, fsdp_stream *stream);
 
 /** The narrow form: @p stream uses the block for what it was given until now, and no more. For code that knows its last
- *  use: submit, then this, then free at any time. Errors: as record_stream. */
+ *  use: submit, then this, then free at any time. No wait is added: @p stream is behind the block's allocation already.
+ *  Errors: as record_stream. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_record_use(fsdp_allocator *allocator, void *ptr, fsdp_stream *stream);
 
 /** Give it back, at once, from any thread, without a device call. NULL is nothing.

@@ -238,8 +238,9 @@ struct fsdp_side_ops {
     fsdp_status (*all_gather)(void *side, const void *mine, void *all, size_t bytes, uint64_t timeout_ns);
     /* data of rank root in everybody's data */
     fsdp_status (*broadcast)(void *side, void *data, size_t bytes, uint32_t root, uint64_t timeout_ns);
-    /* Any thread: fail on every rank. ABORTED: returns at once, reaches every rank within 100 ms with this sentence. Another:
-     * the words of all ranks are put behind it, which takes 500 ms at most; on return check has the whole sentence. */
+    /* Any thread: fail on every rank. ABORTED: returns within 20 ms, reaches every rank within 100 with this sentence. Another:
+     * the words of all ranks are put behind it, which takes 500 ms, or two seconds where rank 0 is slow or stopped; on return
+     * check has the whole sentence. */
     void (*fail)(void *side, fsdp_status status, const char *sentence);
     fsdp_status (*check)(void *side); /* never blocks */
 };

@@ -28,7 +28,8 @@
  *  the same units are gathered, in the same places, from current shards. So it is after every step whose pass named the same
  *  `next`; a capture that does not end in the state it began in is refused, and so is a replay in another. Eager steps,
  *  evaluations and, with an eager step behind them, new values may come between replays.
- *  A device that can capture: CUDA (backend.h: can_capture). Others: UNSUPPORTED.
+ *  A device that can capture: CUDA (backend.h: can_capture). Others: UNSUPPORTED. At most eight fsdp_adamw_step of a model in
+ *  one capture: as many as there are reports (FSDP_REPORT_RING).
  *
  *  Between fsdp_capture_begin and _end these are refused by name (STATE), and change nothing: making, sealing and destroying
  *  models; values in and out; making and releasing streams; whatever ends in _host, asks whether something is done, or waits
@@ -59,8 +60,8 @@ typedef struct fsdp_capture fsdp_capture;
  *  has to wait for anything before it. @p stream: one of the caller's.
  *  Ranks: make the same captures and replays, as they make the same hooks.
  *  Errors, and nothing has begun: ARG (a lane); STATE (a model is inside a step: names the unit or why; a trace is on; a
- *  capture is on; FSDP_DEBUG_SYNC or FSDP_DEBUG_ORDER, which wait at each call); UNSUPPORTED; NO_HOST_MEMORY; what stopped
- *  the context. */
+ *  capture is on, or CUDA's on this stream; a replay has had no fsdp_replayed; FSDP_DEBUG_SYNC or FSDP_DEBUG_ORDER, which
+ *  wait at each call); UNSUPPORTED; NO_HOST_MEMORY; what stopped the context. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_capture_begin(fsdp_context *ctx, fsdp_stream *stream);
 
 /** Just before @p stream's capture ends (nothing of the library in between, as at the beginning): every stream that came in
@@ -83,7 +84,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_replay(fsdp_capture *capture, uint32_t 
                                                 fsdp_stream *stream);
 
 /** After it: whatever other streams are given from now on comes after the replay, and the replay counts as its steps: updates,
- *  statistics, step reports. One event record, for the report.
+ *  statistics, step reports. One event record for each report.
  *  Errors: STATE (no fsdp_replay came before, or hooks were called since: named); ARG (another stream); what stopped the
  *  context. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_replayed(fsdp_capture *capture, fsdp_stream *stream);

@@ -6,7 +6,8 @@
  *  They are different things, and no call here mixes two of them.
  *
  *  One communicator is one wire: its operations run one after another, in the order in which the host enqueued them, on
- *  every rank, whatever streams they are on. Sums over ranks are a left fold in rank order, in fp32, rounded once. */
+ *  every rank, whatever streams they are on. Sums over ranks are a left fold in rank order, in fp32, rounded once.
+ *  (What is otherwise on NCCL: nccl.h.) */
 #ifndef FSDP_COMM_H
 #define FSDP_COMM_H
 

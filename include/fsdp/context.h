@@ -64,8 +64,9 @@ typedef void (*fsdp_log_fn)(void *arg, const char *text);
 
 enum {
     FSDP_DEBUG_SYNC = 1u << 0,  /**< every operation has finished when its call returns (CUDA_LAUNCH_BLOCKING's meaning) */
-    FSDP_DEBUG_POISON = 1u << 1, /**< buffers are filled with NaN when they are given back, on the stream that gives back;
-                                      gradients that are the shard, when they are handed out and not zeroed */
+    FSDP_DEBUG_POISON = 1u << 1, /**< parameters and gradients are filled with NaN when a window or a reduction gives their
+                                      buffer back, on its stream; gradients that are the shard, when they are handed out and
+                                      not zeroed */
     FSDP_DEBUG_ORDER = 1u << 2  /**< each collective is compared between ranks, over the side channel, before it is enqueued:
                                      a difference is an error at the call that makes it. Blocks the host at each */
 };
@@ -77,7 +78,7 @@ typedef struct fsdp_config {
     uint32_t debug;              /**< FSDP_DEBUG_… */
     bool reduce_comm;            /**< a second communicator for reductions: gathers and reductions may overlap on the wire */
     uint64_t timeout_ns;         /**< deadline between ranks: how long a collective or host call waits for a rank that is
-                                      behind; longer than the longest time by which ranks' compute can differ */
+                                      behind; longer than the longest time by which ranks' compute can differ. Not 0 */
     fsdp_host_allocator host;    /**< libc if all zero */
     fsdp_log_fn log;             /**< NULL: warnings are dropped */
     void *log_arg;
@@ -96,17 +97,18 @@ typedef struct fsdp_config {
  *  Thread: a context is driven by one thread at a time; ranks as threads have a context each.
  *  Blocks: until every rank has come, at most timeout_ns.
  *  Errors: ARG; NO_HOST_MEMORY, NO_MEMORY, DEVICE (on the other ranks ABORTED, with this rank's sentence); UNSUPPORTED;
- *  MISMATCH (debug or reduce_comm differ); RANK_LOST (names the ranks that came). */
+ *  MISMATCH (FSDP_DEBUG_ORDER or reduce_comm differ); RANK_LOST (names the ranks that came). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ctx);
 
 /** Close it: waits until its streams are idle (or aborted), then frees everything that is left. NULL is nothing.
- *  Errors: STATE if a model, allocator, event, work, trace, stream or pinned piece of the caller still lives (nothing is
- *  closed). */
+ *  Errors: STATE if a model, allocator, stream, event, work, trace, capture or pinned piece of the caller still lives (named;
+ *  nothing is closed). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_destroy(fsdp_context *ctx);
 
 /** Give up, on every rank: wakes whoever waits for a peer, fails what is enqueued, frees nothing in flight.
- *  Every later call on every rank's context but destroy returns ABORTED with @p reason and this rank.
- *  Thread: any. Never blocks. @p reason: a sentence, copied; NULL for none. */
+ *  Every later call on every rank's context returns ABORTED with @p reason and this rank, but those that free, release,
+ *  destroy, or ask for numbers.
+ *  Thread: any. Blocks: 20 ms at most, for rank 0 to have heard of it. @p reason: a sentence, copied; NULL for none. */
 FSDP_API void fsdp_context_abort(fsdp_context *ctx, const char *reason);
 
 /** FSDP_OK, or the first error of this context's device, communicators or peers; the call to poll with. Never blocks, but for
@@ -117,14 +119,15 @@ FSDP_API uint32_t fsdp_context_rank(const fsdp_context *ctx);
 FSDP_API uint32_t fsdp_context_world(const fsdp_context *ctx);
 
 /** Sum @p n doubles over the ranks, in rank order, on the side channel (no stream, no collective is involved).
- *  Blocks: until every rank has called, at most timeout_ns. Collective. values: in and out, n <= 64.
- *  Errors: ARG; MISMATCH (ranks are in different host calls: nothing was done); RANK_LOST; ABORTED. values unchanged. */
+ *  Blocks: until every rank has called, at most timeout_ns. Collective. values: in and out; n: 1 to 64.
+ *  Errors: ARG; NO_HOST_MEMORY (of one rank, on all); MISMATCH (ranks are in different host calls: nothing was done);
+ *  RANK_LOST; ABORTED. values unchanged. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_sum_host(fsdp_context *ctx, double *values, uint32_t n);
 
 /** Return when every rank has called. Side channel; streams go on. Errors as fsdp_sum_host. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_barrier_host(fsdp_context *ctx);
 
-/** Copy @p bytes (at most 1 MiB) from rank @p root's @p data to every rank's. Blocks, collective. Errors as fsdp_sum_host. */
+/** Copy @p bytes (1 MiB at most) from rank @p root's @p data to every rank's. Blocks, collective. Errors as fsdp_sum_host. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_broadcast_host(fsdp_context *ctx, void *data, size_t bytes, uint32_t root);
 
 /** What the library has asked of the device so far, counted at the one place that talks to it. */
@@ -138,7 +141,7 @@ typedef struct fsdp_counters {
     uint64_t records, waits;    /**< event records and stream waits enqueued */
     uint64_t operations;        /**< kernels, copies, fills, host calls, delays enqueued */
     uint64_t collectives;
-    uint64_t host_waits;        /**< calls that block the host until the device has got somewhere */
+    uint64_t host_waits;        /**< times that the host was to block: for the device, or for all ranks on the side channel */
 } fsdp_counters;
 
 #define FSDP_COUNTERS_INIT {sizeof(fsdp_counters), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}

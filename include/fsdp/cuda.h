@@ -39,7 +39,7 @@ typedef struct fsdp_cuda_config {
     const fsdp_side_channel *side; /**< with launch: the caller's own side channel; NULL: a TCP star at launch's address */
     const fsdp_nccl_config *nccl;  /**< NULL: FSDP_NCCL_CONFIG_INIT */
     uint64_t spin_ns;              /**< a call that blocks the host asks the GPU again and again for so long, then sleeps for
-                                        20 us at a time and asks in between */
+                                        20 us at a time (longer after a second) and asks in between */
     uint64_t jitter_ns;            /**< tests: the GPU spins for a random time below this before every operation; 0: never */
     uint64_t jitter_seed;          /**< the same seed gives the same delays */
 } fsdp_cuda_config;
@@ -48,9 +48,9 @@ typedef struct fsdp_cuda_config {
 
 /** Threads: a context's calls make its GPU current for their own length where another one is: which costs two calls of CUDA
  *  each, and going back makes a CUDA context on that other one, too. So call cudaSetDevice first, in each thread.
- *  Errors of fsdp_context_create: ARG; DEVICE (no driver, no such GPU, or the runtime's own words); UNSUPPORTED (a GPU or an
- *  NCCL that is too old); and nccl.h's. Warnings through fsdp_config.log: CUDA_LAUNCH_BLOCKING,
- *  CUDA_DEVICE_MAX_CONNECTIONS=1 (both make streams wait for each other). */
+ *  Errors of fsdp_context_create: ARG; DEVICE (no driver, no such GPU, or the runtime's own words); UNSUPPORTED (compute
+ *  capability below 8.0, NCCL below 2.19, more than 4096 ranks); and nccl.h's. Warnings through fsdp_config.log:
+ *  CUDA_LAUNCH_BLOCKING, CUDA_DEVICE_MAX_CONNECTIONS=1 (both make streams wait for each other). */
 FSDP_API const fsdp_backend *fsdp_cuda_backend(void);
 
 /** A stream of the caller's own, for compute: @p native, which the caller keeps and destroys, after fsdp_stream_release. What

@@ -33,7 +33,7 @@ typedef enum fsdp_lane {
 
 /** A stream of the caller's own, for compute.
  *  @p name is copied (31 bytes are kept) and stands in errors, traces and pictures.
- *  Errors: ARG; STATE (16 streams live, lanes included: release one); NO_HOST_MEMORY; DEVICE. */
+ *  Errors: ARG; STATE (16 streams live, the three lanes included: release one); NO_HOST_MEMORY; DEVICE. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_create(fsdp_context *ctx, const char *name, fsdp_stream **out_stream);
 
 /** Wait until the stream is idle and give it up; blocks that were last used on it stay protected. NULL is nothing.
@@ -48,7 +48,7 @@ FSDP_API fsdp_stream *fsdp_context_lane(fsdp_context *ctx, fsdp_lane lane);
  *  enqueued before it. @p arg must stay valid until then, or until the stream is released (after an abort it may never
  *  run). @p fn may call nothing of the library but fsdp_context_abort.
  *  The sim backend runs no function; there compute is fsdp_stream_delay.
- *  Errors: ARG; UNSUPPORTED (a device that cannot call the host); DEVICE, ABORTED. */
+ *  Errors: ARG; UNSUPPORTED (a device that cannot call the host); NO_HOST_MEMORY; DEVICE, ABORTED. */
 typedef void (*fsdp_host_fn)(void *arg);
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_host_call(fsdp_stream *stream, fsdp_host_fn fn, void *arg);
 
@@ -80,7 +80,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_wait_stream(fsdp_stream *stream,
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_drain_host(fsdp_stream *stream, uint64_t timeout_ns);
 
 /** An event of the caller's own; the clocks know it. record overwrites; a wait refers to the last record before it, and
- *  to nothing if there was none. Destroying one does not disturb waits already enqueued. */
+ *  to nothing if there was none. Destroying one does not disturb waits already enqueued; NULL is nothing. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_event_create(fsdp_context *ctx, fsdp_event **out_event);
 FSDP_API void fsdp_event_destroy(fsdp_event *event);
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_event_record(fsdp_event *event, fsdp_stream *stream);

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/** Sums of bf16 and fp16 are always carried in fp32 and rounded once, to nearest even. */
+/** Sums of bf16 and fp16 are carried in fp32 and rounded once, to nearest even; over ranks by NCCL, at each step (nccl.h). */
 typedef enum fsdp_dtype {
     FSDP_DTYPE_INHERIT = 0, /**< only in configs: take the surrounding policy's type */
     FSDP_DTYPE_FP32 = 1,

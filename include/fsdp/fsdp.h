@@ -40,8 +40,12 @@
  *      }
  *      fsdp_model_destroy(model);  fsdp_stream_release(s);  fsdp_context_destroy(ctx);
  *
- *  Every public struct begins with its size and has an initialiser with the real defaults. Every call that can fail
- *  returns fsdp_status; fsdp_last_error() has the sentence. Nothing is printed, nothing is global, nothing exits. */
+ *  Structs of settings, arguments and results begin with their size and have an initialiser with the real defaults; items of
+ *  lists and what lies inside another struct need neither. Every call that can fail returns fsdp_status; fsdp_last_error()
+ *  has the sentence. Nothing is printed, nothing is global, nothing exits.
+ *
+ *  Read model.h, step.h and optim.h first. Not in here are cuda.h and nccl.h, which include CUDA's and NCCL's headers; mpi.h
+ *  and jemalloc.h, of libraries of their own; and backend.h, for who writes a backend. */
 #ifndef FSDP_FSDP_H
 #define FSDP_FSDP_H
 

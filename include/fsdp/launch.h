@@ -52,16 +52,18 @@ typedef struct fsdp_launch {
  *  Where no launcher but RANK and WORLD_SIZE says which ranks share a machine, LOCAL_RANK and LOCAL_WORLD_SIZE must; they may
  *  be left out where MASTER_ADDR is a loopback address (all ranks are here).
  *
- *  address, port  MASTER_ADDR and MASTER_PORT + 1, with any launcher; needed by torchrun, and by RANK unless FSDP_NONCE names
- *                 the job and all its ranks are here. Else, all ranks on one machine: a Unix socket "@fsdp-<user>-<nonce>";
- *                 Slurm: the step's first node and a port from 20000 to 29999 that job and step give; mpirun over several
- *                 machines: "" (the MPI backend needs none).
+ *  address, port  MASTER_ADDR and MASTER_PORT + 1 (or FSDP_PORT), with any launcher; needed by torchrun, and by RANK unless
+ *                 FSDP_NONCE names the job and all its ranks are here. Else, all ranks on one machine: a Unix socket
+ *                 "@fsdp-<user>-<nonce>" and 0, or with FSDP_PORT 127.0.0.1 and that; Slurm: the step's first node and
+ *                 FSDP_PORT, or a port from 20000 to 29999 that job and step give; mpirun over several machines: "" (the MPI
+ *                 backend needs none).
  *                 In a world of one: "" and 0.
  *  nonce          from the launcher's own name of this job and its attempt, the world and the port.
  *
  *  Two variables are this library's own: FSDP_PORT (the port itself, instead of MASTER_PORT + 1) and FSDP_NONCE (any text, the
  *  same on all ranks and another one in each job, instead of the launcher's name of the job).
  *
+ *  docs/running.md lists every variable that is read.
  *  Errors: ARG: variables are missing, empty, no numbers, out of range, or contradict each other: the text lists what was seen
  *  and what was not. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_launch_from_env(fsdp_launch *out_launch);

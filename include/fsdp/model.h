@@ -37,10 +37,11 @@ typedef struct fsdp_model_config {
 
 #define FSDP_MODEL_CONFIG_INIT {sizeof(fsdp_model_config), "model", 1, 0, 2, FSDP_ACCUMULATE_NONE, false}
 
-/** Owns: *out_model is the caller's; destroy before its context. Errors: ARG, NO_HOST_MEMORY. */
+/** config NULL: FSDP_MODEL_CONFIG_INIT. Owns: *out_model is the caller's; destroy before its context.
+ *  Errors: ARG, NO_HOST_MEMORY. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_create(fsdp_context *ctx, const fsdp_model_config *config,
                                                       fsdp_model **out_model);
-/** Waits until the lanes are done with it, then frees it, its units, parameters and optimizers. NULL is nothing. */
+/** Waits until the context's streams are idle, then frees it, its units, parameters and optimizer. NULL is nothing. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_destroy(fsdp_model *model);
 
 /* ---- Registration: same calls, same order on every rank; seal compares. ---- */
@@ -122,7 +123,8 @@ typedef struct fsdp_visit {
 } fsdp_visit;
 
 /** Declare a pass: @p n_visits visits in the order of their begin hooks. Any unit, any number of times, windows may nest.
- *  *out_pass: its number for fsdp_pass_args. Errors: ARG; STATE (sealed). */
+ *  @p name: copied. n_visits: 1 to 2^24. *out_pass: its number for fsdp_pass_args. Errors: ARG; STATE (sealed);
+ *  NO_HOST_MEMORY. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_add_pass(fsdp_model *model, const char *name, uint32_t n_visits,
                                                         const fsdp_visit *visits, int32_t *out_pass);
 
@@ -135,7 +137,8 @@ typedef struct fsdp_memory {
     uint64_t master;    /**< parameter shards */
     uint64_t gradients; /**< gradient shards */
     uint64_t moments;   /**< the optimizer's */
-    uint64_t gather;    /**< full parameters of the units in flight: one range, planned */
+    uint64_t gather;    /**< full parameters of the units in flight: one range, planned. In a world of one without those
+                             whose compute dtype is master_dtype: they are the shard itself */
     uint64_t grad;      /**< full gradients in flight: one range, planned. In a world of one without those of units whose
                              grad_dtype is reduce_dtype, if no unit is reduced twice in a step: they are the shard itself */
     uint64_t scratch;   /**< temporaries, tables and the step's small records */
@@ -148,18 +151,19 @@ typedef struct fsdp_memory {
 
 /** What seal would take, from the model, its policies and passes alone; nothing is allocated. Before seal.
  *  For a machine that you do not have: register on a sim context of that world (sim.h) and ask there.
- *  Errors: ARG; STATE (sealed: use fsdp_model_memory; no unit); UNSUPPORTED as seal. */
+ *  Errors: ARG; STATE (sealed: use fsdp_model_memory; no unit); NO_HOST_MEMORY. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_predict(fsdp_model *model, fsdp_memory *out_memory);
 /** What seal took, by pool. Errors: ARG, STATE (not sealed). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_memory(const fsdp_model *model, fsdp_memory *out_memory);
 
 /** End registration: compare layout, policies, passes and bytes between ranks, vote, take every byte, run each kind of
- *  collective once. Ranks: collective. Blocks: at most timeout_ns for the vote.
+ *  collective once. Ranks: collective. Blocks: at most timeout_ns for each of its votes and its collectives.
  *  Errors: ARG (a unit without a parameter or too large); STATE (sealed, no unit); MISMATCH (names the first difference, on
- *  every rank); NO_MEMORY and whatever else failed on any rank, on every rank. After an error the model is as before. */
+ *  every rank); NO_MEMORY and whatever else failed on any rank, on every rank. After an error the model is as before; in the
+ *  one case in which the context is not (docs/errors.md, "Who is told"), fsdp_context_check says so. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_seal(fsdp_model *model);
 
-/* ---- Values in and out. They block until values are where they should be; not inside a pass. ---- */
+/* ---- Values in and out. They block until values are where they should be; not inside a step. ---- */
 
 typedef struct fsdp_param_range {
     fsdp_param *param;
@@ -171,9 +175,10 @@ typedef struct fsdp_param_range {
 typedef int (*fsdp_fill_fn)(void *arg, const fsdp_param_range *range, void *dst);
 
 /** Ask @p fn for the values of this rank's shard, and of nothing else: ranges in registration order, ascending, at most
- *  1 MiB at a time, on the calling thread. No rank ever holds a model. Not collective, but every rank must do it.
+ *  2^18 elements at a time, on the calling thread. No rank ever holds a model. Not collective, but every rank must do it.
  *  After seal masters, gradients and moments are zero.
- *  Errors: ARG; STATE (not sealed, inside a pass); whatever else: the ranges asked for so far have been written. */
+ *  Errors: ARG (also: fn gave up); STATE (not sealed, inside a step); TIMEOUT, …: the ranges asked for so far have been
+ *  written. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_fill(fsdp_model *model, fsdp_fill_fn fn, void *arg, fsdp_dtype dtype);
 
 /** What of a parameter. */
@@ -185,13 +190,16 @@ typedef enum fsdp_value {
     FSDP_VALUE_MOMENT_2 = 4  /**< AdamW's v */
 } fsdp_value;
 
-/** Replace the whole parameter's master by @p src (elems × dtype, host memory, the same on every rank). Not collective. */
+/** Replace the whole parameter's master by @p src (elems × dtype, host memory, the same on every rank). Not collective, but
+ *  every rank must do it. Errors: as fsdp_model_fill. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_param_set(fsdp_param *param, const void *src, fsdp_dtype dtype);
 /** The whole parameter's @p value in @p dst (elems × dtype, host memory). Collective; @p dst may be NULL on ranks that do
- *  not want it. Errors: ARG; STATE; UNSUPPORTED (a frozen parameter's gradient, no optimizer's moment). */
+ *  not want it. Errors: ARG; STATE; UNSUPPORTED (a frozen parameter's gradient or moment, a moment without an optimizer);
+ *  whatever failed on any rank, on every rank. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_param_get(fsdp_param *param, fsdp_value value, void *dst, fsdp_dtype dtype);
 
-/** A hash of every parameter's name, shape and master bits, the same for every world size and layout. Collective. */
+/** A hash of every parameter's name, shape and master bits, the same for every world size and layout. Collective.
+ *  Errors: as fsdp_param_get. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_hash(fsdp_model *model, uint64_t *out_hash);
 
 #ifdef __cplusplus

@@ -20,7 +20,8 @@ typedef struct fsdp_adamw_config {
 #define FSDP_ADAMW_CONFIG_INIT {sizeof(fsdp_adamw_config), 0.9f, 0.999f, 1e-8f, 0.01f}
 
 /** Declare AdamW for the model's trainable parameters: two fp32 moments a shard element, zero at seal. Before seal; one
- *  optimizer a model. Owned by the model. Errors: ARG, STATE (sealed, or one exists). */
+ *  optimizer a model. config NULL: FSDP_ADAMW_CONFIG_INIT. Owned by the model.
+ *  Errors: ARG (0 <= beta < 1, eps > 0, weight_decay >= 0); STATE (sealed, or one exists); NO_HOST_MEMORY. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_adamw_create(fsdp_model *model, const fsdp_adamw_config *config,
                                                       fsdp_adamw **out_opt);
 
@@ -48,7 +49,7 @@ typedef struct fsdp_adamw_args {
  *  t counts the updates that were not skipped. A norm that is not finite skips the step on every rank. t, lr, clip and
  *  skip live in device memory; the host learns them from the step report.
  *  Stream: enqueues on @p stream and the reduce lane; never blocks. Ranks: collective.
- *  Errors: as the hooks of step.h. Source: Loshchilov and Hutter, arXiv:1711.05101. */
+ *  Errors: as the hooks of step.h; STATE (no new gradients). Source: Loshchilov and Hutter, arXiv:1711.05101. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_adamw_step(fsdp_adamw *opt, const fsdp_adamw_args *args, fsdp_stream *stream);
 
 #ifdef __cplusplus

@@ -33,10 +33,11 @@ typedef enum fsdp_status {
      * nothing was done and nothing is lost; else the communicator is dead: destroy the context on every rank. */
     FSDP_ERR_MISMATCH = -20,  /**< ranks called different things; the text names both */
     FSDP_ERR_RANK_LOST = -21, /**< a rank did not come within the deadline */
-    FSDP_ERR_ABORTED = -22,   /**< fsdp_context_abort, here or on another rank */
+    FSDP_ERR_ABORTED = -22,   /**< fsdp_context_abort here or on another rank, or one that could not open its context */
 
     /* This context. */
-    FSDP_ERR_DEVICE = -30, /**< an operation failed on the device; every later call returns this */
+    FSDP_ERR_DEVICE = -30, /**< an operation failed on the device: every later call returns this, as fsdp_context_check does;
+                                or a thread or stream could not be made: then nothing has changed */
 
     /* A file. */
     FSDP_ERR_IO = -40 /**< open, write or close failed; the text has errno's words */

@@ -9,9 +9,10 @@
  *
  *  No call here blocks, allocates device memory, or creates an event. All of them take the caller's compute stream and
  *  return when their work is enqueued. Ranks make the same calls in the same order.
- *  Errors of every hook: ARG (a lane is no compute stream); STATE (unmatched, wrong moment; names the unit); both change
+ *  Errors of every hook: ARG (where a pass or an update begins also: a lane is no compute stream); STATE (unmatched, wrong
+ *  moment; names the unit; where a pass or an update begins also: a capture that the library was not told of); both change
  *  nothing. NO_MEMORY (off plan, what is open fills the pool; nothing changed). A failure after something was enqueued leaves
- *  the model FAILED: every call but destroy and fsdp_pass_abort returns that first error. */
+ *  the model FAILED: every call but destroy, statistics and fsdp_pass_abort returns that first error. */
 #ifndef FSDP_STEP_H
 #define FSDP_STEP_H
 
@@ -41,7 +42,8 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_pass_end(fsdp_model *model, fsdp_stream
 typedef struct fsdp_view {
     size_t size;
     uint32_t n_params;
-    bool grads_zeroed;   /**< false: the bytes of grads are undefined, write before you read */
+    bool grads_zeroed;   /**< grads are zeros. false: with zero_grads off, they are undefined, write before you read; else they
+                              are a sum so far (ACCUMULATE_KEEP_FULL, a window inside another), to be added to */
     void *const *params; /**< compute dtype; each 256-byte aligned (fp32: 512). Read only: in a world of one it may be the
                               shard itself. An empty parameter's is not to be followed */
     void *const *grads;  /**< gradient dtype; NULL outside backward; an entry is NULL where the parameter is frozen. In a world
@@ -63,7 +65,8 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_backward_begin(fsdp_unit *unit, fsdp_st
  *  A unit that had no such window in a step has gradient zero in its update. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_backward_end(fsdp_unit *unit, fsdp_stream *stream);
 
-/** A second compute stream uses the open unit too: @p other waits until it is gathered; the end hook waits for @p other. */
+/** A second compute stream uses the open unit too: @p other waits until it is gathered (in backward: and its gradients are
+ *  zeroed); the window's end waits for @p other. At most four such streams a window. Errors: STATE (not open, a fifth). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_unit_use(fsdp_unit *unit, fsdp_stream *other);
 
 /** A whole micro-step of a rank that has no data for it: pass_begin, the pass's hooks in its order, pass_end, with gradients
@@ -80,7 +83,8 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_pass_idle(fsdp_model *model, const fsdp
 /* ---- The update bracket: around whatever writes shards. fsdp_adamw_step brings its own. ---- */
 
 /** @p stream waits for reductions, and for gathers that still read the shards. Without new gradients,
- *  too: for loading values. Errors: STATE (a unit is open). */
+ *  too: for loading values. Errors: STATE (a unit is open, a pass not ended, a micro-step missing); MISMATCH (ranks called
+ *  different collectives before an earlier fsdp_adamw_step). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_update_begin(fsdp_model *model, fsdp_stream *stream);
 /** This unit's last write is enqueued: its next gather need wait for no other. Optional; update_end does it for the rest. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_update_unit(fsdp_unit *unit, fsdp_stream *stream);
@@ -129,8 +133,8 @@ typedef struct fsdp_step_report {
 #define FSDP_STEP_REPORT_INIT {sizeof(fsdp_step_report), 0, 0, false, 0.0f, 0.0f, 0.0f, {0.0f}}
 
 /** The report of update @p step, an fsdp_adamw_step among the last 8 updates. Blocks until the device has written it; asked for
- *  step - 2 it is log line, back-pressure and hang detector in one. Errors: ARG (not begun, or left the ring); TIMEOUT;
- *  what stopped the device. */
+ *  step - 2 it is log line, back-pressure and hang detector in one. Errors: ARG (not begun, or left the ring); TIMEOUT (ask
+ *  again); MISMATCH (ranks called different collectives before that step); what stopped the context. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_step_report_get(fsdp_model *model, uint64_t step, uint64_t timeout_ns,
                                                          fsdp_step_report *out_report);
 

@@ -74,7 +74,7 @@ typedef struct fsdp_trace_access {
 typedef struct fsdp_trace_record {
     fsdp_record_kind kind;
     fsdp_operation operation; /**< OPERATION only */
-    fsdp_mark mark;           /**< EVENT: what it marks. WAIT: what the awaited event marks */
+    fsdp_mark mark;           /**< EVENT: what it marks. WAIT, HOST: what the awaited event marks */
     fsdp_reason reason;       /**< WAIT only */
     int32_t stream;           /**< slot, 0 … 15; names with fsdp_trace_stream_name. HOST: that recorded the event */
     int32_t other;            /**< WAIT: slot of the stream that recorded the event */
@@ -86,11 +86,14 @@ typedef struct fsdp_trace_record {
     fsdp_trace_access access[FSDP_TRACE_MAX_ACCESSES];
 } fsdp_trace_record;
 
-/** Record from now on, at most @p max_records (later ones are counted, not kept). One trace a context at a time.
+/** Record from now on, at most @p max_records, 1 to 2^26 (later ones are counted, not kept; their memory, some 230 bytes
+ *  each, is taken now). One trace a context at a time.
  *  Owns: the caller's; destroy it before the context. Errors: ARG; STATE (one is on); NO_HOST_MEMORY. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_trace_start(fsdp_context *ctx, uint64_t max_records, fsdp_trace **out_trace);
-/** Record no more, and wait until what is on the tape has run. Blocks. Errors: what stopped the device. */
+/** Record no more, and wait until what is on the tape has run. Blocks: at most timeout_ns a stream. Errors: TIMEOUT (ask
+ *  again); what stopped the device. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_trace_stop_host(fsdp_trace *trace);
+/** Stops it first if it is on. NULL is nothing. */
 FSDP_API void fsdp_trace_destroy(fsdp_trace *trace);
 
 FSDP_API uint64_t fsdp_trace_count(const fsdp_trace *trace);

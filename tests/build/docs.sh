@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# docs.sh ROOT: what README.md and docs/ name exists: functions, constants, files and pages.
+# docs.sh ROOT: what README.md and docs/ name exists: functions, constants, files and pages. And the other way: what CMake can be
+# told, what is read of the environment, and every status are named there.
 set -euo pipefail
 cd "$1"
 failed=0
@@ -27,5 +28,22 @@ for page in "${pages[@]}"; do
         failed=1
     done < <(grep -oE '\]\([^)#:]+\)' "$page" | sed 's/^](//; s/)$//')
 done
+
+# What can be set, and what comes back.
+while read -r name; do
+    grep -qwF -- "$name" "${pages[@]}" && continue
+    echo "named in no page: $name"
+    failed=1
+done < <(
+    find . -path ./build -prune -o \( -name CMakeLists.txt -o -name '*.cmake' \) -exec sed -nE \
+        's/^ *(option|find_path|find_library)\(((FSDP|GPT)_[A-Z_]+).*/\2/p; s/^ *set\(((FSDP|GPT)_[A-Z_]+) .*CACHE.*/\1/p' {} +
+    grep -rohE 'getenv\("[A-Za-z0-9_]+"' lib examples tests --include='*.c' | grep -oE '[A-Z][A-Za-z0-9_]+'
+    grep -ohE '"[A-Z][A-Z0-9]*_[A-Za-z0-9_]+"' lib/launch*.c | tr -d '"'
+)
+while read -r name; do
+    grep -qF -- "\`$name\`" docs/errors.md && continue
+    echo "not in docs/errors.md: $name"
+    failed=1
+done < <(grep -ohE '\bFSDP_ERR_[A-Z_]+' include/fsdp/status.h | sort -u)
 echo "${#pages[@]} pages"
 exit $failed

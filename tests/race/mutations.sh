@@ -158,9 +158,10 @@ done
 if [ "$doc" = 1 ]; then
     # How many tests failed, or crashed, is left out: that changes too easily.
     table=$(printf '%s\n' "$begin" '## Planted bugs' '' \
-        "A build with \`FSDP_MUTATIONS\` can switch on one of these bugs; \`tests/race/mutations.sh\` does so and runs the tests." \
-        "Of a race test, the judges that spoke are named: *order* (nothing orders two touches of the same bytes), *data* or" \
-        "*numbers* (other values), *call* (an error, or a check of the test's own), *memory* (more than it must be)." \
+        "A test in a build with \`FSDP_MUTATIONS\` switches on the bug that \`FSDP_MUTANT\` names in the environment;" \
+        "\`tests/race/mutations.sh\` does so with each and runs the tests. Of a race test, the judges that spoke are named: *order*" \
+        "(nothing orders two touches of the same bytes), *data* or *numbers* (other values), *call* (an error, or a check of the" \
+        "test's own), *device* (it was misused: memory that is gone), *memory* (more than it must be), *traces* (other places)." \
         "The other tests see what follows from it. Caught: $caught of ${#names[@]}." '' \
         '| bug | what is wrong then | seen by the race tests | and by |' '|---|---|---|---|' "${rows[@]}" "$end" |
         sed -E 's/ \([0-9]+(, [a-z]+)?\)//g')
