@@ -48,10 +48,10 @@ typedef struct loader {
     fsdp_allocator *allocator;
     fsdp_stream *compute, *copy;
     buffer buffers[BUFFERS];
-    task tasks[2 *
-               BUFFERS]; /* batch b's is written again for b + 6, when the host has waited for the copy of b + 4, which
-                              * waited for the use of b + 1 */
-    long n_wrong;        /* floats; compute's own until the host has waited for it */
+    /* Batch b's is written again for b + 6, when the host has waited for the copy of b + 4, which waited for the use of
+     * b + 1. */
+    task tasks[2 * BUFFERS];
+    long n_wrong; /* floats; compute's own until the host has waited for it */
     double sum;
 } loader;
 

@@ -30,8 +30,8 @@ static const option_entry table[] = {
      "random: tokens without meaning, to measure with"},
     {"device", "NAME", DEVICE, AT(cuda), 0, 0, "host: this machine's cores; cuda: its GPUs (host)"},
     {"ranks", "N", WHOLE, AT(ranks), 1, 64,
-     "ranks, each a thread with streams of its own (4); under mpirun,\n"
-     "torchrun or srun ranks are the processes that it starts"},
+     "ranks, each a thread with streams of its own (4; on GPUs 1); under\n"
+     "mpirun, torchrun or srun ranks are the processes that it starts"},
     {"depth", "K", WHOLE, AT(depth), 0, 64, "how many blocks ahead are gathered; 0: prefetch off (1)"},
     {"shape", "NAME", SHAPE, AT(layers), 0, 0,
      "gpt2-124m, gpt2-355m, gpt2-774m or gpt2-1.5b: layers, dim,\n"

@@ -85,7 +85,10 @@ static uint32_t parse_count(const char *text)
     char *end;
     unsigned long value = strtoul(text, &end, 10);
     if (*text == 0 || *end != 0 || value == 0 || value > 1 << 16) {
-        fprintf(stderr, "bench_pools: %s: expected a number from 1 to 65536\n", text);
+        fprintf(stderr,
+                "bench_pools: %s: expected a number from 1 to 65536\n"
+                "usage: bench_pools [--json] [--worst] [--buffers N] [--recompute] [RANKS…]\n",
+                text);
         exit(2);
     }
     return (uint32_t)value;
