@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # consumer.sh WAY ROOT BUILD FOLDER CMAKE CC with|without [CMAKE-ARGUMENT…]: somebody else's project builds against the library and
 # runs, by find_package or pkg_config from a fresh install prefix that was moved after the install, or by add_subdirectory of the
-# source tree, with the arguments.
+# source tree, with the arguments. By pkg_config the small examples are built and run, too.
 set -euo pipefail
 way=$1 root=$2 build=$3 folder=$4/$1 cmake=$5 cc=$6 jemalloc=$7 # was fsdp::jemalloc built?
 shift 7
@@ -36,6 +36,11 @@ pkg_config)
     # shellcheck disable=SC2046
     "$cc" "$source" -o "$folder/shared" $(pkg-config --cflags --libs fsdp)
     LD_LIBRARY_PATH=$libdir timeout 20 "$folder/shared"
+    for example in "$root"/examples/[0-9]*.c; do
+        # shellcheck disable=SC2046
+        "$cc" -std=c11 -Wall -Wextra -pedantic -Werror "$example" -o "$folder/example" $(pkg-config --cflags --libs fsdp) -pthread -lm
+        LD_LIBRARY_PATH=$libdir timeout 20 "$folder/example" >/dev/null
+    done
     if [ "$jemalloc" = with ]; then
         # shellcheck disable=SC2046
         "$cc" "$root/tests/build/consumer/jemalloc.c" -o "$folder/jemalloc" $(pkg-config --cflags --libs fsdp-jemalloc)
