@@ -90,6 +90,7 @@ typedef struct fsdp_alloc_stats {
 
 #define FSDP_ALLOC_STATS_INIT {sizeof(fsdp_alloc_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
+/** Thread: any. Errors: ARG. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_stats(fsdp_allocator *allocator, fsdp_alloc_stats *out_stats);
 /** The peaks become what is now. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_reset_peaks(fsdp_allocator *allocator);

@@ -25,6 +25,7 @@ typedef struct fsdp_work fsdp_work;
 FSDP_API fsdp_comm *fsdp_context_comm(fsdp_context *ctx);
 /** The one that reductions travel on: the same, or the second one. Borrowed. */
 FSDP_API fsdp_comm *fsdp_context_reduce_comm(fsdp_context *ctx);
+/** The context's rank and world. */
 FSDP_API uint32_t fsdp_comm_rank(const fsdp_comm *comm);
 FSDP_API uint32_t fsdp_comm_size(const fsdp_comm *comm);
 

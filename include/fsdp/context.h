@@ -115,6 +115,7 @@ FSDP_API void fsdp_context_abort(fsdp_context *ctx, const char *reason);
  *  the first call that finds a failure between ranks: it asks all of them what they did last, two seconds at most. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_context_check(fsdp_context *ctx);
 
+/** This rank, and how many there are. */
 FSDP_API uint32_t fsdp_context_rank(const fsdp_context *ctx);
 FSDP_API uint32_t fsdp_context_world(const fsdp_context *ctx);
 

@@ -52,10 +52,11 @@ FSDP_API fsdp_stream *fsdp_context_lane(fsdp_context *ctx, fsdp_lane lane);
 typedef void (*fsdp_host_fn)(void *arg);
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_host_call(fsdp_stream *stream, fsdp_host_fn fn, void *arg);
 
-/** Keep the stream busy for @p ns nanoseconds: the delay kernel of tests and benches. */
+/** Keep the stream busy for @p ns nanoseconds: the delay kernel of tests and benches. Errors: as host_call. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_delay(fsdp_stream *stream, uint64_t ns);
 
-/** Copy or fill @p bytes: device memory, or host memory that stays valid until it has run. dst and src do not overlap. */
+/** Copy or fill @p bytes: device memory, or host memory that stays valid until it has run. dst and src do not overlap.
+ *  Errors: as host_call. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_copy(fsdp_stream *stream, void *dst, const void *src, uint64_t bytes);
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_fill(fsdp_stream *stream, void *dst, uint8_t byte, uint64_t bytes);
 
@@ -87,6 +88,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_event_record(fsdp_event *event, fsdp_st
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_stream_wait_event(fsdp_stream *stream, fsdp_event *event);
 /** Asks, never blocks. An event that was never recorded is done. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_event_is_done(fsdp_event *event, bool *out_done);
+/** Blocks the host until it is done. Errors: TIMEOUT (ask again); what stopped the context. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_event_wait_host(fsdp_event *event, uint64_t timeout_ns);
 
 /** The device's clock in nanoseconds: monotonic on host and CUDA, virtual on sim. */

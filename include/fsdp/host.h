@@ -43,6 +43,7 @@ typedef struct fsdp_host_config {
 
 #define FSDP_HOST_CONFIG_INIT {sizeof(fsdp_host_config), NULL, 0, 0, 0, NULL, NULL, NULL}
 
+/** For fsdp_config.backend, whose default it is. */
 FSDP_API const fsdp_backend *fsdp_host_backend(void);
 
 #ifdef __cplusplus

@@ -96,6 +96,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_unit_add_param(fsdp_unit *unit, const c
                                                         const uint64_t *dims, const fsdp_param_config *config,
                                                         fsdp_param **out_param);
 
+/** As they were registered; names are borrowed, and live as long as the model. */
 FSDP_API const char *fsdp_unit_name(const fsdp_unit *unit);
 FSDP_API const char *fsdp_param_name(const fsdp_param *param);
 FSDP_API uint64_t fsdp_param_elems(const fsdp_param *param);

@@ -28,6 +28,7 @@ typedef struct fsdp_sim_config {
 /** Alignment and granularity are the host backend's. CUDA's are 512 and 2 MiB: for the bytes of a GPU, set them. */
 #define FSDP_SIM_CONFIG_INIT {sizeof(fsdp_sim_config), 1, 0, {0, 0}, 0, 0, 4096, 4096}
 
+/** For fsdp_config.backend. */
 FSDP_API const fsdp_backend *fsdp_sim_backend(void);
 
 #ifdef __cplusplus

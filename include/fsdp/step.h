@@ -157,6 +157,7 @@ typedef struct fsdp_model_stats {
 
 #define FSDP_MODEL_STATS_INIT {sizeof(fsdp_model_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
+/** At any time, of a model that has FAILED as well. Errors: ARG. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_stats_get(const fsdp_model *model, fsdp_model_stats *out_stats);
 
 /** Give up the micro-step and the step it belongs to: closes what is open, gives every buffer back, discards gradients,

@@ -96,10 +96,13 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_trace_stop_host(fsdp_trace *trace);
 /** Stops it first if it is on. NULL is nothing. */
 FSDP_API void fsdp_trace_destroy(fsdp_trace *trace);
 
+/** Records that were kept, and those that found no room. */
 FSDP_API uint64_t fsdp_trace_count(const fsdp_trace *trace);
 FSDP_API uint64_t fsdp_trace_dropped(const fsdp_trace *trace);
 /** Record @p index in host order, or NULL. Times are there after stop. */
 FSDP_API const fsdp_trace_record *fsdp_trace_at(const fsdp_trace *trace, uint64_t index);
+/** A stream's name, "" for a slot that was given nothing; and those of enums as pictures have them, "all-gather", "ready",
+ *  "reuse", "?" for a number that is none. Never NULL. */
 FSDP_API const char *fsdp_trace_stream_name(const fsdp_trace *trace, int32_t stream);
 FSDP_API const char *fsdp_operation_name(fsdp_operation operation);
 FSDP_API const char *fsdp_mark_name(fsdp_mark mark);
