@@ -156,9 +156,10 @@ static fsdp_trace_summary trace_step(const kind *k, const change *c, const char 
     fsdp_trace_summary sum = FSDP_TRACE_SUMMARY_INIT;
     TRY(fsdp_trace_summarize(trace, s, &sum));
     if (folder != NULL) {
-        char path[4096];
+        char path[4096], title[64];
         snprintf(path, sizeof path, "%s/%s.svg", folder, k->name);
-        TRY(fsdp_trace_write_svg(trace, path, k->name));
+        snprintf(title, sizeof title, "One step of rank 0 of 8: %s", k->name);
+        TRY(fsdp_trace_write_svg(trace, path, title));
         snprintf(path, sizeof path, "%s/%s.json", folder, k->name);
         write_json(trace, path);
     }
