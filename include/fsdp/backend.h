@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /** @file backend.h  The seam: what a machine must offer. UNSTABLE: may change in any release; not for training programs.
  *
- *  A backend is two const tables without an empty slot (device, collectives), a side channel, and capabilities as data.
- *  Passing tests/conformance is what being a backend means. lib/device.c, lib/comm.c and lib/side.c are the only callers:
- *  arguments are checked, traced and counted there, so a table entry gets nothing but sense. Functions that fail set the
- *  sentence with fsdp_backend_fail and return its code. */
+ *  A backend is three const tables (device, collectives, side channel), and capabilities as data. No slot is empty, but
+ *  stream_is_capturing where nothing can be captured.
+ *  Passing tests/conformance is what being a backend means. Only lib/device.c, lib/comm.c and lib/side.c call what takes
+ *  memory, enqueues, waits or exchanges: it is traced and counted there, and its arguments have been checked, so that a table
+ *  entry gets nothing but sense. Functions that fail set the sentence with fsdp_backend_fail and return its code. */
 #ifndef FSDP_BACKEND_H
 #define FSDP_BACKEND_H
 
