@@ -2,8 +2,8 @@
 /** @file device.h  Streams and events.
  *
  *  A stream runs what it is given in order; different streams are ordered only by an event that one records and the
- *  other waits for. Every call here enqueues and returns; what blocks ends in _host. An error on a device is sticky: it
- *  reaches the next call of its context.
+ *  other waits for. Every call here enqueues and returns; what blocks ends in _host, but for fsdp_stream_release. An error on
+ *  a device is sticky: it reaches the next call of its context.
  *
  *  A stream has a slot in its context's clocks (docs/streams.md): the library knows which work of which stream comes
  *  before what, so that a wait that would change nothing is left out, and a buffer is handed over by a wait where one is
