@@ -58,8 +58,8 @@ typedef struct fsdp_pinned_allocator {
     void *arg;                                                          /**< for open */
 } fsdp_pinned_allocator;
 
-/** Receives warnings (none is printed otherwise), from any thread that is in a call, or one of the backend's own. @p text is
- *  valid during the call only. It calls nothing of the library. */
+/** Receives warnings (docs/errors.md lists them; none is printed otherwise), from any thread that is in a call, or one of the
+ *  backend's own. @p text is valid during the call only. It calls nothing of the library. */
 typedef void (*fsdp_log_fn)(void *arg, const char *text);
 
 enum {
