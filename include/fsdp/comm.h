@@ -57,7 +57,8 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_barrier(fsdp_comm *comm, fsdp_stream *s
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_work_wait(fsdp_work *work, fsdp_stream *stream);
 /** Asks whether it is done; never blocks. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_work_is_done(fsdp_work *work, bool *out_done);
-/** Blocks the host until it is done, woken by a signal. Errors: TIMEOUT (ask again); MISMATCH, RANK_LOST, ABORTED, DEVICE. */
+/** Blocks the host until it is done: asleep until it is woken, on CUDA in naps (fsdp_cuda_config.spin_ns).
+ *  Errors: TIMEOUT (ask again); MISMATCH, RANK_LOST, ABORTED, DEVICE. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_work_wait_host(fsdp_work *work, uint64_t timeout_ns);
 /** Give up the handle; the operation goes on. NULL is nothing. */
 FSDP_API void fsdp_work_release(fsdp_work *work);
