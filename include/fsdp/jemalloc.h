@@ -3,8 +3,8 @@
  *
  *  A library of its own, fsdp::jemalloc (-lfsdp_jemalloc), for programs that link jemalloc anyway or want to; libfsdp never
  *  does. Both arenas are private: no piece of theirs ever meets malloc's or free's. With the shared library malloc stays
- *  libc's; the static one has the program link jemalloc itself, which then is its malloc, too. jemalloc must be loaded when
- *  the program starts: Debian's cannot be loaded by dlopen (static TLS).
+ *  libc's; the static one has the program link jemalloc itself, which then is its malloc, too. On GPUs see docs/backends.md
+ *  for C++'s new. jemalloc must be loaded when the program starts: Debian's cannot be loaded by dlopen (static TLS).
  *
  *      fsdp_config config = FSDP_CONFIG_INIT;
  *      fsdp_jemalloc_host_create(&config.host);        // destroy it after the last context that uses it
