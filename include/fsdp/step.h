@@ -126,7 +126,7 @@ typedef struct fsdp_step_report {
                              pass), or the caller asked: nothing was changed */
     float lr;           /**< as used */
     float grad_norm;    /**< of the mean (or sum) gradient, over all ranks, before clipping */
-    float clip_scale;   /**< factor that clipping applied: 1 if none */
+    float clip_scale;   /**< factor that clipping applied: 1 if none, or skipped */
     float sums[FSDP_MAX_SUMS];
 } fsdp_step_report;
 

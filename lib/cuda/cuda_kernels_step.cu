@@ -175,10 +175,9 @@ static __device__ void step_result(const step_result_args &a)
 {
     const fsdp_step_input input = *a.input;
     const float norm = input.factor * sqrtf(a.total[0]);
-    const bool differs = ranks_differ(a.total, input.world), finite = isfinite(norm);
-    const bool skip = input.skip != 0 || !finite || differs;
+    const bool differs = ranks_differ(a.total, input.world), skip = input.skip != 0 || !isfinite(norm) || differs;
     float clip = 1.0f;
-    if (finite && input.max_norm > 0.0f && input.max_norm < norm) clip = input.max_norm / norm;
+    if (!skip && input.max_norm > 0.0f && input.max_norm < norm) clip = input.max_norm / norm;
 
     const uint64_t updates = a.step->updates + (skip ? 0 : 1);
     a.step->updates = updates;

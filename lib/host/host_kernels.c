@@ -161,7 +161,7 @@ static bool ranks_differ(const float *total, uint32_t world)
     return false;
 }
 
-/* Formulas: fsdp/optim.h. A norm that is not finite scales nothing, so its clip reads 1. */
+/* Formulas: fsdp/optim.h. A step that is skipped scales nothing, so its clip reads 1. */
 static void run_step_result(const fsdp_device_op *op)
 {
     const fsdp_step_input *input = op->u.step_result.input;
@@ -169,9 +169,8 @@ static void run_step_result(const fsdp_device_op *op)
     const float *total = op->u.step_result.total;
     fsdp_device_step *step = op->u.step_result.step;
     float norm = input->factor * sqrtf(total[0]), clip = 1.0f;
-    bool differs = ranks_differ(total, input->world), finite = isfinite(norm);
-    bool skip = input->skip != 0 || !finite || differs;
-    if (finite && input->max_norm > 0.0f && input->max_norm < norm) clip = input->max_norm / norm;
+    bool differs = ranks_differ(total, input->world), skip = input->skip != 0 || !isfinite(norm) || differs;
+    if (!skip && input->max_norm > 0.0f && input->max_norm < norm) clip = input->max_norm / norm;
 
     if (!skip) step->updates++;
     step->skip = skip ? 1 : 0;
