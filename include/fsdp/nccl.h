@@ -49,7 +49,7 @@ struct fsdp_nccl_config {
     const ncclConfig_t *config;   /**< CTAs, policy, net name, …: passed on as it is, but for `blocking`; NULL: NCCL's defaults.
                                        Not with comm */
     bool accept_unordered;        /**< two communicators without NCCL_LAUNCH_ORDER_IMPLICIT=1, at the caller's risk */
-    uint32_t windows;             /**< of fsdp_nccl_window, by OR: with any, the gather and the grad pool of each model come from
+    uint32_t windows;             /**< of fsdp_nccl_window, by OR: with any, the gather and grad pools of each model come from
                                        ncclMemAlloc, and these are registered, one window each (NCCL 2.27 or later); 0: none */
 };
 
