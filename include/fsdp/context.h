@@ -40,7 +40,7 @@ typedef struct fsdp_host_allocator {
 typedef struct fsdp_pinned_source {
     size_t size;
     void *arg;
-    void *(*take)(void *arg, size_t bytes);           /**< page-aligned, zeroed; NULL when out of memory */
+    void *(*take)(void *arg, size_t bytes);           /**< page-aligned, content undefined; NULL when out of memory */
     void (*give)(void *arg, void *ptr, size_t bytes); /**< a whole region, as taken, once */
     size_t granularity;                               /**< bytes of a region are a multiple; a power of two */
 } fsdp_pinned_source;

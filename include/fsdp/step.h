@@ -27,7 +27,7 @@ typedef struct fsdp_pass_args {
     size_t size;
     int32_t pass;   /**< FSDP_PASS_TRAIN, FSDP_PASS_EVAL, or fsdp_model_add_pass's number */
     uint32_t index; /**< which micro-step of the step: 0 … count - 1 */
-    uint32_t count; /**< micro-steps in this step; more than 1 needs an accumulation */
+    uint32_t count; /**< micro-steps in this step; with BACKWARD visits more than 1 need an accumulation */
     int32_t next;   /**< the pass after the last micro-step (and its update); FSDP_PASS_NONE if none is known */
 } fsdp_pass_args;
 
@@ -44,10 +44,10 @@ typedef struct fsdp_view {
     uint32_t n_params;
     bool grads_zeroed;   /**< grads are zeros. false: with zero_grads off, they are undefined, write before you read; else they
                               are a sum so far (ACCUMULATE_KEEP_FULL, a window inside another), to be added to */
-    void *const *params; /**< compute dtype; each 256-byte aligned (fp32: 512). Read only: in a world of one it may be the
-                              shard itself. An empty parameter's is not to be followed */
-    void *const *grads;  /**< gradient dtype; NULL outside backward; an entry is NULL where the parameter is frozen. In a world
-                              of one it may be the gradient shard itself */
+    void *const *params; /**< compute dtype; each 256-byte aligned, 512 in a model of fp32 alone. Read only: in a world of one
+                              it may be the shard itself. An empty parameter's is not to be followed */
+    void *const *grads;  /**< gradient dtype, aligned like these; NULL outside backward; an entry is NULL where the parameter
+                              is frozen. In a world of one it may be the gradient shard itself */
 } fsdp_view;
 
 #define FSDP_VIEW_INIT {sizeof(fsdp_view), 0, false, NULL, NULL}
@@ -122,7 +122,7 @@ typedef struct fsdp_step_report {
     size_t size;
     uint64_t step;      /**< which update: 1, 2, … */
     uint64_t updates;   /**< updates that were not skipped, this one included */
-    bool skipped;       /**< a gradient was not finite (fsdp_param_get of FSDP_VALUE_GRADIENT says whose, before the next
+    bool skipped;       /**< the norm was not finite (fsdp_param_get of FSDP_VALUE_GRADIENT says whose gradient, before the next
                              pass), or the caller asked: nothing was changed */
     float lr;           /**< as used */
     float grad_norm;    /**< of the mean (or sum) gradient, over all ranks, before clipping */
