@@ -7,12 +7,13 @@
  *      fsdp_pass_end(model, s);
  *      fsdp_adamw_step(opt, &args, s);                                  (optim.h; or your own, inside the update bracket)
  *
- *  No call here blocks, allocates device memory, or creates an event. All of them take the caller's compute stream and
- *  return when their work is enqueued. Ranks make the same calls in the same order.
- *  Errors of every hook: ARG (where a pass or an update begins also: a lane is no compute stream); STATE (unmatched, wrong
- *  moment; names the unit; where a pass or an update begins also: a capture that the library was not told of); both change
- *  nothing. NO_MEMORY (off plan, what is open fills the pool; nothing changed). A failure after something was enqueued leaves
- *  the model FAILED: every call but destroy, statistics and fsdp_pass_abort returns that first error. */
+ *  No hook, pass or update blocks (but where FSDP_DEBUG_SYNC or FSDP_DEBUG_ORDER asks for it), allocates device memory, or
+ *  creates an event: they take the caller's compute stream and return when their work is enqueued. Ranks make the same calls
+ *  in the same order.
+ *  Errors of every hook: ARG; STATE (unmatched, wrong moment; names the unit); NO_MEMORY (off plan, what is open fills the
+ *  pool); NO_HOST_MEMORY: nothing has changed. What begins a pass or an update also refuses a lane (ARG), and a stream in a
+ *  capture that the library was not told of (STATE). A failure after something was enqueued leaves the model FAILED: every call
+ *  but destroy, statistics and fsdp_pass_abort returns that first error. */
 #ifndef FSDP_STEP_H
 #define FSDP_STEP_H
 
