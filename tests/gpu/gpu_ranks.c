@@ -18,10 +18,15 @@ bool gpu_is_missing_here(const char *test)
     return !there;
 }
 
-void gpu_rank_environment(uint32_t rank)
+uint32_t gpu_count_wanted(uint32_t otherwise)
 {
     const char *given = getenv("FSDP_TEST_GPUS");
-    uint32_t n_gpus = given != NULL && atoi(given) > 0 ? (uint32_t)atoi(given) : 1;
+    return given != NULL && atoi(given) > 0 ? (uint32_t)atoi(given) : otherwise;
+}
+
+void gpu_rank_environment(uint32_t rank)
+{
+    uint32_t n_gpus = gpu_count_wanted(1);
     char host[16];
     snprintf(host, sizeof host, "host%u", rank / n_gpus);
     setenv("NCCL_HOSTID", host, 1);

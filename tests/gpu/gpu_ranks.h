@@ -18,6 +18,8 @@ enum { GPU_LATE_S = 8, GPU_OPENING_MS = 3000 };
 
 /* In one line why there is no GPU, if so; asked in a child, so that this process stays without CUDA. */
 bool gpu_is_missing_here(const char *test);
+/* FSDP_TEST_GPUS. */
+uint32_t gpu_count_wanted(uint32_t otherwise);
 /* In a rank's process, before CUDA or NCCL is called: NCCL's environment, and the rank's GPU is made current. */
 void gpu_rank_environment(uint32_t rank);
 

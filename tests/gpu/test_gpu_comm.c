@@ -15,6 +15,7 @@
 enum { MOST = 4, LATE_S = GPU_LATE_S };
 
 static bool in_threads;
+static uint32_t most = MOST; /* ranks: threads have a GPU each */
 
 typedef struct group {
     fsdp_launch launch[MOST];
@@ -119,6 +120,8 @@ static void assert_same_sentence(const team *t, const char *part)
     for (uint32_t i = 1; i < t->world; i++) assert_string_equal(t->rank[0].sentence, t->rank[i].sentence);
 }
 
+static team *team_of_at_most(void **state, uint32_t world) { return new_team(state, world < most ? world : most); }
+
 static void the_last_does_not_come(member *r)
 {
     meet(r);
@@ -131,7 +134,7 @@ static void the_last_does_not_come(member *r)
 
 static void a_collective_that_waits_too_long_fails_on_every_rank(void **state)
 {
-    team *t = new_team(state, 3);
+    team *t = team_of_at_most(state, 3);
     t->timeout_ns = (uint64_t)LATE_S * SECOND;
     run_team(t, the_last_does_not_come);
     assert_same_sentence(t, "#1 all-gather of h.0 (8 fp32)");
@@ -215,10 +218,10 @@ static void one_aborts_at_the_first(member *r)
 
 static void an_abort_reaches_every_rank(void **state)
 {
-    team *t = new_team(state, 3);
+    team *t = team_of_at_most(state, 3);
     run_team(t, one_aborts);
     assert_same_sentence(t, "rank 1 aborted communicator 0");
-    t = new_team(state, 3);
+    t = team_of_at_most(state, 3);
     run_team(t, one_aborts_at_the_first);
     assert_same_sentence(t, "rank 1 aborted communicator 0");
 }
@@ -251,7 +254,7 @@ static void close_after_the_last(member *r)
 
 static void closing_after_the_last_operation_hurts_nobody(void **state)
 {
-    run_team(new_team(state, MOST), close_after_the_last);
+    run_team(team_of_at_most(state, MOST), close_after_the_last);
 }
 
 static void free_at_once(member *r)
@@ -486,14 +489,16 @@ static int run_own_suite(const comm_suite *suite)
     return cmocka_run_group_tests_name("NCCL", tests, NULL, NULL);
 }
 
-/* As many GPUs as ranks in one process. Here CUDA may be called at once. */
+/* A GPU for each rank, in one process. Here CUDA may be called at once. */
 static bool gpus_are_missing(void)
 {
     int n = 0;
     gpu_rank_environment(0);
-    if (cudaGetDeviceCount(&n) == cudaSuccess && n >= MOST) return false;
-    printf("test_gpu_comm threads is skipped: fewer than %d GPUs\n", MOST);
-    return true;
+    if (cudaGetDeviceCount(&n) != cudaSuccess) n = 0;
+    if (gpu_count_wanted((uint32_t)n) < most) most = gpu_count_wanted((uint32_t)n);
+    if ((uint32_t)n < most) most = (uint32_t)n;
+    if (most < 2) printf("test_gpu_comm threads is skipped: fewer than two GPUs\n");
+    return most < 2;
 }
 
 int main(int argc, char **argv)
@@ -505,7 +510,7 @@ int main(int argc, char **argv)
     }
     if (in_threads ? gpus_are_missing() : gpu_is_missing_here("test_gpu_comm")) return 77;
     const comm_suite suite = {fsdp_cuda_backend(), group_create, group_destroy, rank_config,
-                              !in_threads,         true,         MOST,          gpu_hold_stream};
+                              !in_threads,         true,         most,          gpu_hold_stream};
     int failed = run_own_suite(&suite);
     if (!own) failed += run_comm_suite(&suite) + run_side_suite(&suite);
     return failed > 0;
