@@ -43,6 +43,7 @@
     X(GRADS_NO_WAIT_REDUCED, "gradients are zeroed while their buffer's last owner is being reduced")          \
     X(REDUCE_NO_WAIT_GRADS, "a reduction does not wait for the gradients")                                     \
     X(UPDATE_NO_WAIT_REDUCED, "the optimizer does not wait for reductions")                                    \
+    X(SQUARES_NO_WAIT_REDUCED, "the norm's squares do not wait for reductions")                                \
     X(UPDATE_NO_WAIT_GATHERS, "the optimizer does not wait for gathers that still read the shard")             \
     X(KEPT_IN_THE_WAY, "a unit is kept until its next visit where another is planned before")                  \
     X(EVICT_NEAREST, "off plan, the prefetched unit that is needed next is evicted")                           \

@@ -174,8 +174,8 @@ struct fsdp_model {
     uint64_t report_step[FSDP_REPORT_RING];
 
     /* the step */
-    uint64_t n_updates; /* brackets closed */
-    fsdp__edges part_edges, step_edges;
+    uint64_t n_updates;                               /* brackets closed */
+    fsdp__edges square_edges, part_edges, step_edges; /* the step's sum of squares; its other sums; its record */
 
     /* capture.c */
     fsdp_model *newer, *older; /* in the context's list */

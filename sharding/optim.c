@@ -10,6 +10,7 @@
 #include "lib/device.h"
 #include "lib/hash.h"
 #include "lib/hostmem.h"
+#include "lib/mutate.h"
 #include "lib/stream.h"
 #include "sharding/capture.h"
 #include "sharding/update.h"
@@ -96,33 +97,52 @@ fsdp_status fsdp__step_input(const fsdp_adamw *opt, const fsdp_adamw_args *args,
     return fsdp__launch(s, &op, "norm");
 }
 
-/* This rank's part of what the step sums: the order of its calls, and Σ g² of its shards. With the host's values before it,
- * which in a capture are the replay's to bring. */
+static fsdp_status add_squares(fsdp_unit *unit, fsdp_stream *s)
+{
+    fsdp_model *model = unit->model;
+    fsdp__need need;
+    fsdp__no_need(&need);
+    if (!FSDP__MUTATED(SQUARES_NO_WAIT_REDUCED)) fsdp__need_read(&need, &unit->gradient_edges);
+    FSDP_TRY(fsdp__wait_need(s, &need));
+    for (uint32_t g = 0; g < unit->n_groups; g++) {
+        const fsdp__group *group = &unit->groups[g];
+        if (group->frozen || group->elems == 0) continue;
+        fsdp_device_op op = {.kind = FSDP_OPERATION_SQUARE_SUM};
+        op.u.square_sum.out = (float *)(void *)scratch_at(model, model->plan.part_offset);
+        op.u.square_sum.x = group->gradient;
+        op.u.square_sum.count = group->shard_elems;
+        op.u.square_sum.segments = table_of(model, group);
+        op.u.square_sum.n_segments = group->n_segments;
+        op.u.square_sum.dtype = unit->config.reduce_dtype;
+        FSDP_TRY(fsdp__launch(s, &op, unit->name));
+    }
+    fsdp__note_read(&unit->gradient_edges, s);
+    return FSDP_OK;
+}
+
+/* This rank's part of what the step sums. Σ g² of its shards comes first, in the order of reductions, on the gather lane: that
+ * has nothing left to do behind backward's last gather, so each unit's squares follow its reduction, beside what is left of
+ * backward. Then the order of its calls, with the host's values, which in a capture are the replay's to bring. In a world of
+ * one there is no reason to leave s. */
 static fsdp_status make_part(fsdp_adamw *opt, const fsdp_adamw_args *args, fsdp_stream *s)
 {
     fsdp_model *model = opt->model;
+    const bool alone = model->ctx->world == 1;
+    fsdp_stream *lane = alone ? s : model->ctx->lanes[FSDP_LANE_GATHER];
     fsdp__need need;
     fsdp__no_need(&need);
-    fsdp__need_write(&need, &model->part_edges);
-    FSDP_TRY(fsdp__wait_need(s, &need));
-    if (model->ctx->capture == NULL) FSDP_TRY(fsdp__step_input(opt, args, model->n_updates + 1, 0, s));
-    for (size_t i = 0; i < model->n_units; i++) {
-        const fsdp_unit *unit = model->units[i];
-        for (uint32_t g = 0; g < unit->n_groups; g++) {
-            const fsdp__group *group = &unit->groups[g];
-            if (group->frozen || group->elems == 0) continue;
-            fsdp_device_op op = {.kind = FSDP_OPERATION_SQUARE_SUM};
-            op.u.square_sum.out = (float *)(void *)scratch_at(model, model->plan.part_offset);
-            op.u.square_sum.x = group->gradient;
-            op.u.square_sum.count = group->shard_elems;
-            op.u.square_sum.segments = table_of(model, group);
-            op.u.square_sum.n_segments = group->n_segments;
-            op.u.square_sum.dtype = unit->config.reduce_dtype;
-            FSDP_TRY(fsdp__launch(s, &op, unit->name));
-        }
+    fsdp__need_write(&need, &model->square_edges);
+    FSDP_TRY(fsdp__wait_need(lane, &need));
+    for (size_t i = model->n_units; i-- > 0;) FSDP_TRY(add_squares(model->units[i], lane));
+    fsdp__note_write(&model->square_edges, lane);
+    if (model->ctx->capture == NULL) {
+        fsdp__no_need(&need);
+        fsdp__need_write(&need, &model->part_edges);
+        FSDP_TRY(fsdp__wait_need(lane, &need));
+        FSDP_TRY(fsdp__step_input(opt, args, model->n_updates + 1, 0, lane));
+        fsdp__note_write(&model->part_edges, lane);
     }
-    fsdp__note_write(&model->part_edges, s);
-    return model->ctx->world > 1 ? fsdp__record(s, FSDP_MARK_NORM_PART, "norm", NULL, NULL) : FSDP_OK;
+    return alone ? FSDP_OK : fsdp__record(lane, FSDP_MARK_NORM_PART, "norm", NULL, NULL);
 }
 
 /* On the reduce lane: sum over ranks, decide clip and skip, write device record and report. In a world of one nothing is
@@ -136,6 +156,7 @@ static fsdp_status step_result(fsdp_model *model, uint32_t place, fsdp_stream *s
     fsdp__need need;
     fsdp__no_need(&need);
     fsdp__need_write(&need, &model->part_edges);
+    fsdp__need_write(&need, &model->square_edges);
     fsdp__need_write(&need, &model->step_edges);
     FSDP_TRY(fsdp__wait_need(lane, &need));
     if (ctx->world > 1) {
@@ -156,6 +177,7 @@ static fsdp_status step_result(fsdp_model *model, uint32_t place, fsdp_stream *s
     op.u.step_result.reports = model->reports, op.u.step_result.n_reports = FSDP_REPORT_RING;
     FSDP_TRY(fsdp__launch(lane, &op, "norm"));
     fsdp__note_write(&model->part_edges, lane);
+    fsdp__note_write(&model->square_edges, lane);
     fsdp__note_write(&model->step_edges, lane);
     if (ctx->capture != NULL)
         return ctx->world > 1 ? fsdp__record(lane, FSDP_MARK_NORM_SUM, "norm", NULL, NULL) : FSDP_OK;

@@ -464,12 +464,14 @@ static fsdp_status clear_sums(fsdp_model *model, fsdp_stream *s)
     fsdp__need need;
     fsdp__no_need(&need);
     fsdp__need_write(&need, &model->part_edges);
+    fsdp__need_write(&need, &model->square_edges);
     FSDP_TRY(fsdp__wait_need(s, &need));
     fsdp_device_op op = {
         .kind = FSDP_OPERATION_FILL,
         .u.fill = {(char *)model->scratch + model->plan.part_offset, FSDP_STEP_FLOATS * sizeof(float), 0}};
     FSDP_TRY(fsdp__launch(s, &op, "sums"));
     fsdp__note_write(&model->part_edges, s);
+    fsdp__note_write(&model->square_edges, s);
     return FSDP_OK;
 }
 

@@ -235,7 +235,7 @@ static const char all_shard[] =
     "backward_begin(h0) | s: fill h0 shard\n"
     "backward_end(h0) |\n"
     "pass_end() |\n"
-    "adamw_step() | s: step input norm, square sum h0, square sum h1, square sum h2, step result norm, "
+    "adamw_step() | s: square sum h2, square sum h1, square sum h0, step input norm, step result norm, "
         "record norm.sum, adamw h0, adamw h1, adamw h2\n";
 static const char cast[] =
     "pass_begin() |\n"
@@ -252,7 +252,7 @@ static const char cast[] =
     "backward_begin(h0) | s: wait h0.ready, fill h0 shard\n"
     "backward_end(h0) | s: record h0.grads\n"
     "pass_end() |\n"
-    "adamw_step() | s: step input norm, square sum h0, square sum h1, square sum h2, step result norm, "
+    "adamw_step() | s: square sum h2, square sum h1, square sum h0, step input norm, step result norm, "
         "record norm.sum, adamw h0, record h0.updated, adamw h1, record h1.updated, adamw h2, record h2.updated; "
         "gather: wait h0.updated, cast h0, record h0.ready\n";
 /* clang-format on */

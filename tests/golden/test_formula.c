@@ -474,15 +474,21 @@ static uint64_t assert_begin_hides(const journey *j, uint64_t update, uint64_t n
     return over(gather_h->end_ns, adamw_h2->end_ns);
 }
 
-/* Every step sees the norm: s stands from its own sums until those of all ranks are there and judged. */
+/* Every step sees the norm: once the last gradients, H's, are there, s stands for their squares, and until the sums of all
+ * ranks are there and judged. The squares of the other units are done by then, behind their own reductions. */
 static void assert_norm_is_exposed(const journey *j, uint64_t update)
 {
     const fsdp_trace_record *sum = find_operation(j, update, FSDP_OPERATION_ALL_REDUCE, "norm");
     const fsdp_trace_record *result = find_operation(j, update, FSDP_OPERATION_STEP_RESULT, "norm");
+    const fsdp_trace_record *squares = find_operation(j, update, FSDP_OPERATION_SQUARE_SUM, "H");
+    const fsdp_trace_record *input = find_operation(j, update, FSDP_OPERATION_STEP_INPUT, "norm");
     uint64_t bytes = FSDP_STEP_FLOATS * sizeof(float);
     assert_int_equal(sum->end_ns - sum->start_ns, LATENCY + 2 * bytes * (j->sim.world - 1) / j->sim.world);
+    assert_int_equal(input->start_ns, squares->end_ns);
+    assert_int_equal(sum->start_ns, input->end_ns);
     assert_int_equal(result->start_ns, sum->end_ns);
-    assert_int_equal(stands_ns(j, update, "norm", FSDP_MARK_NORM_SUM), result->end_ns - sum->start_ns);
+    assert_int_equal(stands_ns(j, update, "norm", FSDP_MARK_NORM_SUM), result->end_ns - squares->start_ns);
+    assert_true(find_operation(j, update, FSDP_OPERATION_SQUARE_SUM, "h0")->end_ns < squares->start_ns);
 }
 
 /* bytes_per_second: of kernels. */
