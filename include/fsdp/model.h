@@ -22,7 +22,8 @@ typedef struct fsdp_param fsdp_param;
 typedef enum fsdp_accumulation {
     FSDP_ACCUMULATE_NONE = 0,        /**< one micro-step a step */
     FSDP_ACCUMULATE_REDUCE_EACH = 1, /**< each backward_end reduces onto the shard; one temporary of the largest shard */
-    FSDP_ACCUMULATE_KEEP_FULL = 2    /**< full gradients stay, a buffer a unit; reduced once, in the last micro-step */
+    FSDP_ACCUMULATE_KEEP_FULL = 2    /**< full gradients stay, a buffer a unit; reduced in the last micro-step only, by each
+                                          backward_end there that closes the unit */
 } fsdp_accumulation;
 
 typedef struct fsdp_model_config {
@@ -58,7 +59,8 @@ typedef struct fsdp_unit_config {
     size_t size;
     fsdp_dtype compute_dtype; /**< what is gathered and what the caller's kernels read */
     fsdp_dtype grad_dtype;    /**< what the caller's kernels write */
-    fsdp_dtype reduce_dtype;  /**< what is summed over ranks and micro-steps, and what the optimizer reads */
+    fsdp_dtype reduce_dtype;  /**< what is summed over ranks and micro-steps, and what the optimizer reads. (A world of one
+                                   adds what grad_dtype holds to it, without a rounding between) */
     fsdp_dtype master_dtype;  /**< what the optimizer writes: the shard itself */
     fsdp_reshard reshard;
     fsdp_place place;         /**< where the shard lives */
@@ -107,7 +109,7 @@ FSDP_API fsdp_param *fsdp_model_find_param(fsdp_model *model, const char *name);
 
 /** A pass is the list of visits of a micro-step. Two exist: TRAIN (held units first, then all in registration order;
  *  held units again, then the reverse) and EVAL (the forward half). A held unit has one window a half, open across it: begin
- *  it first, end it last. Others are the caller's, added before seal. */
+ *  it first, end it last. Others are the caller's, added before seal, each by a name of its own. */
 enum { FSDP_PASS_TRAIN = 0, FSDP_PASS_EVAL = 1, FSDP_PASS_NONE = -1 };
 
 typedef enum fsdp_use {

@@ -44,8 +44,8 @@ typedef struct fsdp_adamw_args {
  *      v    = beta2 v + (1 − beta2) (g g)
  *      w    = w − (lr lr_scale) (m / b1 / (sqrt(v / b2) + eps) + weight_decay w)
  *
- *  Each operation is rounded to fp32 in the order written, so a plain loop written like this gives the same bits. No decay
- *  where no_decay is set.
+ *  f, b1 and b2 are computed in double and rounded to fp32 once; every other operation is rounded to fp32 in the order
+ *  written. So a plain loop written like this gives the same bits, with clip from the report. No decay where no_decay is set.
  *  t counts the updates that were not skipped. A norm that is not finite skips the step on every rank. t, lr, clip and
  *  skip live in device memory; the host learns them from the step report.
  *  Stream: enqueues on @p stream and the reduce lane; never blocks. Ranks: collective.
