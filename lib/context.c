@@ -157,6 +157,8 @@ fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ct
         return fsdp__fail(
             FSDP_ERR_ARG,
             "fsdp_config.debug is 0x%x: only FSDP_DEBUG_SYNC, FSDP_DEBUG_POISON and FSDP_DEBUG_ORDER exist", c.debug);
+    if (c.flight_path != NULL && c.flight_path[0] == '\0')
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.flight_path is empty: give a path, or NULL for no file");
     if (c.timeout_ns == 0)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.timeout_ns is 0: give a deadline in nanoseconds");
     fsdp_host_allocator host;

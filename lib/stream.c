@@ -171,9 +171,9 @@ fsdp_status fsdp_stream_release(fsdp_stream *stream)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_stream_release: %s is a lane of the library", stream->name);
     FSDP_TRY(fsdp__capture_off(__func__, ctx));
     if (stream->n_open > 0)
-        return fsdp__fail(FSDP_ERR_STATE,
-                          "fsdp_stream_release: %u units are open on stream %s: end them, or fsdp_pass_abort",
-                          stream->n_open, stream->name);
+        return fsdp__fail(
+            FSDP_ERR_STATE, "fsdp_stream_release: %u unit%s open on stream %s: end %s, or fsdp_pass_abort",
+            stream->n_open, stream->n_open == 1 ? " is" : "s are", stream->name, stream->n_open == 1 ? "it" : "them");
     fsdp__lock(ctx);
     /* Others go on meanwhile; what stopped it is the context's to say. One that cannot be waited for now is not idle. */
     fsdp_status status = fsdp__device_drain_host(stream, UINT64_MAX);
@@ -218,6 +218,10 @@ fsdp_status fsdp_stream_copy(fsdp_stream *stream, void *dst, const void *src, ui
 {
     FSDP_NEED(dst);
     FSDP_NEED(src);
+    uint64_t to = (uint64_t)(uintptr_t)dst, from = (uint64_t)(uintptr_t)src;
+    if (to <= from ? from - to < bytes : to - from < bytes)
+        return fsdp__fail(FSDP_ERR_ARG, "fsdp_stream_copy: dst (%p) and src (%p), %llu bytes each, overlap", dst, src,
+                          (unsigned long long)bytes);
     fsdp_device_op op = {.kind = FSDP_OPERATION_COPY, .u.copy = {dst, src, bytes}};
     return launch_caller(__func__, stream, &op);
 }

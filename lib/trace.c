@@ -234,6 +234,7 @@ fsdp_status fsdp_trace_write_svg(const fsdp_trace *trace, const char *path, cons
     FSDP_NEED(trace);
     FSDP_NEED(path);
     FSDP_NEED(title);
+    if (path[0] == '\0') return fsdp__fail(FSDP_ERR_ARG, "fsdp_trace_write_svg: path is empty");
     if (!trace->stopped)
         return fsdp__fail(FSDP_ERR_STATE, "fsdp_trace_write_svg: the trace is on: call fsdp_trace_stop_host first");
     return fsdp__timeline_write(&trace->ctx->host, trace, path, title);

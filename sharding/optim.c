@@ -239,12 +239,13 @@ fsdp_status fsdp__adamw_args_read(const char *call, const fsdp_adamw_args *given
 {
     *a = (fsdp_adamw_args)FSDP_ADAMW_ARGS_INIT;
     FSDP_TRY(fsdp__read_config("fsdp_adamw_args", a, sizeof *a, given, sizeof *a));
-    if (!(a->lr >= 0.0f && a->lr < 1e30f)) return fsdp__fail(FSDP_ERR_ARG, "%s: lr is %g", call, (double)a->lr);
+    if (!(a->lr >= 0.0f && a->lr < 1e30f))
+        return fsdp__fail(FSDP_ERR_ARG, "%s: lr is %g, expected 0 to below 1e30", call, (double)a->lr);
     if (!(a->max_norm >= 0.0f && a->max_norm < 1e30f))
-        return fsdp__fail(FSDP_ERR_ARG, "%s: max_norm is %g, expected 0 (no clipping) or more", call,
+        return fsdp__fail(FSDP_ERR_ARG, "%s: max_norm is %g, expected 0 (no clipping) to below 1e30", call,
                           (double)a->max_norm);
     if (!(a->grad_scale > -1e30 && a->grad_scale < 1e30))
-        return fsdp__fail(FSDP_ERR_ARG, "%s: grad_scale is %g", call, a->grad_scale);
+        return fsdp__fail(FSDP_ERR_ARG, "%s: grad_scale is %g, expected between -1e30 and 1e30", call, a->grad_scale);
     return FSDP_OK;
 }
 

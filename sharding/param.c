@@ -18,8 +18,8 @@ static fsdp_status count_elems(const char *name, uint32_t n_dims, const uint64_t
     for (uint32_t i = 0; i < n_dims; i++) empty |= dims[i] == 0;
     for (uint32_t i = 0; i < n_dims && !empty; i++)
         if (__builtin_mul_overflow(elems, dims[i], &elems) || elems > MAX_ELEMS)
-            return fsdp__fail(FSDP_ERR_ARG, "parameter %s: extents up to %u multiply to more than 2^48 elements", name,
-                              i);
+            return fsdp__fail(FSDP_ERR_ARG, "parameter %s: more than 2^48 elements with dims[%u], which is %llu", name,
+                              i, (unsigned long long)dims[i]);
     *out_elems = empty ? 0 : elems;
     return FSDP_OK;
 }

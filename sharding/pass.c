@@ -132,6 +132,16 @@ static fsdp_status check_visits(const fsdp_model *model, const char *name, uint3
     return FSDP_OK;
 }
 
+/* Ranks compare a collective's pass by its name. */
+static fsdp_status check_name(const fsdp_model *model, const char *name)
+{
+    if (name[0] == '\0') return fsdp__fail(FSDP_ERR_ARG, "fsdp_model_add_pass: the name is empty");
+    for (size_t i = 0; i < model->n_passes; i++)
+        if (strcmp(model->passes[i].name, name) == 0)
+            return fsdp__fail(FSDP_ERR_ARG, "pass %s exists in model %s: names are unique", name, model->name);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_model_add_pass(fsdp_model *model, const char *name, uint32_t n_visits, const fsdp_visit *visits,
                                 int32_t *out_pass)
 {
@@ -142,6 +152,7 @@ fsdp_status fsdp_model_add_pass(fsdp_model *model, const char *name, uint32_t n_
     if (model->phase != FSDP__OPEN)
         return fsdp__fail(FSDP_ERR_STATE, "pass %s: model %s is sealed: add passes before fsdp_model_seal", name,
                           model->name);
+    FSDP_TRY(check_name(model, name));
     if (n_visits == 0 || n_visits > 1u << 24)
         return fsdp__fail(FSDP_ERR_ARG, "pass %s: %u visits, expected 1 to 2^24", name, n_visits);
     FSDP_TRY(check_visits(model, name, n_visits, visits));

@@ -81,7 +81,7 @@ static void describe_model(const fsdp_model *model, char *text)
                      c->grad_buffers, (int)c->accumulation, (int)c->grad_sum);
     const fsdp_adamw *opt = model->adamw;
     if (opt != NULL && n < ITEM_BYTES)
-        snprintf(text + n, (size_t)(ITEM_BYTES - n), ", AdamW beta1 %a beta2 %a eps %a weight_decay %a",
+        snprintf(text + n, (size_t)(ITEM_BYTES - n), ", AdamW beta1 %.9g beta2 %.9g eps %.9g weight_decay %.9g",
                  (double)opt->config.beta1, (double)opt->config.beta2, (double)opt->config.eps,
                  (double)opt->config.weight_decay);
 }

@@ -136,9 +136,11 @@ static fsdp_status fill_param(fsdp_param *param, fsdp_fill_fn fn, void *arg, fsd
         st->turn = (i + 1) % st->n_pieces;
         FSDP_TRY(wait_copy(st, i));
         fsdp_param_range range = {param, begin, n};
-        if (fn(arg, &range, dtype == master ? st->piece[i] : st->caller) != 0)
-            return fsdp__fail(FSDP_ERR_ARG, "fsdp_model_fill: your function gave up at element %llu of parameter %s",
-                              (unsigned long long)begin, param->name);
+        int answer = fn(arg, &range, dtype == master ? st->piece[i] : st->caller);
+        if (answer != 0)
+            return fsdp__fail(FSDP_ERR_ARG,
+                              "fsdp_model_fill: your function gave up at element %llu of parameter %s: it returned %d",
+                              (unsigned long long)begin, param->name, answer);
         if (dtype != master) fsdp__convert(st->piece[i], master, st->caller, dtype, n);
         FSDP_TRY(start_copy(st, i, &unit->master_edges, group->master + at * fsdp_dtype_bytes(master),
                             n * fsdp_dtype_bytes(master), true, unit->name));

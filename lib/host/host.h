@@ -128,6 +128,7 @@ typedef struct fsdp__host_stream {
     uint64_t head, tail; /* items taken, items given */
     uint32_t number;     /* of the streams of its device, in order of creation */
     bool running, stopping;
+    char name[32]; /* for sentences */
 } fsdp__host_stream;
 
 fsdp_status fsdp__host_stream_create(void *dev, const char *name, bool high_priority, void **out_stream);

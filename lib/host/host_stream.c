@@ -2,6 +2,7 @@
 /* A stream is one thread that runs its queue in order. Never a pool: a pool with fewer threads than streams would stand
  * still in the first collective. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 
@@ -137,6 +138,7 @@ fsdp_status fsdp__host_stream_create(void *dev_, const char *name, bool high_pri
     if (s == NULL)
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "stream %s: no host memory for %zu bytes", name, sizeof *s);
     s->dev = dev;
+    snprintf(s->name, sizeof s->name, "%s", name);
     fsdp__cond_init(&s->work);
     fsdp__cond_init(&s->idle);
     s->ring = fsdp__host_alloc(dev->host, FIRST_CAPACITY, sizeof *s->ring);
@@ -195,7 +197,7 @@ fsdp_status fsdp__host_stream_drain(void *dev_, void *stream, uint64_t timeout_n
     pthread_mutex_unlock(&dev->lock);
     if (!idle) /* first: whoever hears of another error may take it that nothing runs any more */
         return fsdp__fail(FSDP_ERR_TIMEOUT,
-                          "stream is not idle after %.3f s: one operation runs, %llu more are enqueued",
+                          "stream %s is not idle after %.3f s: one operation runs, %llu more are enqueued", s->name,
                           (double)timeout_ns * 1e-9, (unsigned long long)left);
     return fsdp__host_device_check(dev);
 }

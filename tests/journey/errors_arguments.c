@@ -141,7 +141,9 @@ static void contexts(void **state)
     ARG(fsdp_context_create(&c, &none), "fsdp_config.debug is 0x8");
     c.debug = 0, c.timeout_ns = 0;
     ARG(fsdp_context_create(&c, &none), "fsdp_config.timeout_ns is 0");
-    c.timeout_ns = second_ns, c.host.alloc = meter_host(NULL).alloc;
+    c.timeout_ns = second_ns, c.flight_path = "";
+    ARG(fsdp_context_create(&c, &none), "fsdp_config.flight_path is empty");
+    c.flight_path = NULL, c.host.alloc = meter_host(NULL).alloc;
     ARG(fsdp_context_create(&c, &none), "give both, or neither");
 
     c = (fsdp_config)FSDP_CONFIG_INIT;
@@ -219,6 +221,9 @@ static void streams_and_events(void **state)
     ARG(fsdp_stream_copy(NULL, bytes, bytes + 4, 4), "stream is NULL");
     ARG(fsdp_stream_copy(s, NULL, bytes, 4), "dst is NULL");
     ARG(fsdp_stream_copy(s, bytes, NULL, 4), "src is NULL");
+    ARG(fsdp_stream_copy(s, bytes, bytes + 3, 4), "4 bytes each, overlap");
+    ARG(fsdp_stream_copy(s, bytes + 3, bytes, 4), "4 bytes each, overlap");
+    ARG(fsdp_stream_copy(s, bytes, bytes, UINT64_MAX), "overlap");
     ARG(fsdp_stream_fill(NULL, bytes, 0, 4), "stream is NULL");
     ARG(fsdp_stream_fill(s, NULL, 0, 4), "dst is NULL");
     ARG(fsdp_stream_wait_stream(NULL, s), "stream is NULL");
@@ -478,6 +483,7 @@ static void traces(void **state)
                  "fsdp_trace_summary");
     ARG(fsdp_trace_write_svg(NULL, "x", "x"), "trace is NULL");
     ARG(fsdp_trace_write_svg(trace, NULL, "x"), "path is NULL");
+    ARG(fsdp_trace_write_svg(trace, "", "x"), "path is empty");
     ARG(fsdp_trace_write_svg(trace, "x", NULL), "title is NULL");
     REFUSED(fsdp_trace_write_svg(trace, "/nowhere/at/all/x.svg", "x"), FSDP_ERR_IO, "/nowhere/at/all/x.svg");
     assert_string_equal(fsdp_trace_stream_name(trace, -1), "");

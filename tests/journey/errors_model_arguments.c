@@ -125,7 +125,8 @@ static void parameters(void **state)
                                        {1u << 16, 1u << 16, 1u << 16, 2},
                                        {(uint64_t)1 << 63, 2, 1, 1}};
     for (size_t i = 0; i < sizeof huge / sizeof *huge; i++)
-        ARG(fsdp_unit_add_param(u, "w", 4, huge[i], NULL, &p), "multiply to more than 2^48 elements");
+        ARG(fsdp_unit_add_param(u, "w", 4, huge[i], NULL, &p), "more than 2^48 elements with dims[");
+    ARG(fsdp_unit_add_param(u, "w", 4, huge[3], NULL, &p), "more than 2^48 elements with dims[3], which is 2");
     assert_null(p);
     /* One extent of 0 makes it empty, whatever the others are and wherever it stands. */
     static const uint64_t empty[][3] = {{0, UINT64_MAX, 2}, {UINT64_MAX, 0, 2}, {UINT64_MAX, UINT64_MAX, 0}};
@@ -239,9 +240,12 @@ static void passes(void **state)
     ARG(fsdp_model_add_pass(m, "p", 2, bad, &pass), "pass p: visit 0 of unit u has use 4, which does not exist");
     memcpy(bad, good, sizeof bad), bad[0].until = 2;
     ARG(fsdp_model_add_pass(m, "p", 2, bad, &pass), "pass p: the window of visit 0 (unit u) reaches to visit 2 of 2");
+    ARG(fsdp_model_add_pass(m, "", 2, good, &pass), "fsdp_model_add_pass: the name is empty");
+    ARG(fsdp_model_add_pass(m, "TRAIN", 2, good, &pass), "pass TRAIN exists in model model: names are unique");
     assert_int_equal(pass, 77);
     OK(fsdp_model_add_pass(m, "p", 2, good, &pass));
     assert_int_equal(pass, 2);
+    ARG(fsdp_model_add_pass(m, "p", 2, good, &pass), "pass p exists");
     OK(fsdp_model_destroy(m));
 }
 
@@ -264,7 +268,7 @@ static void values_and_bytes(void **state)
     ARG(fsdp_model_fill(program.model, NULL, NULL, fp32), "fn is NULL");
     ARG(fsdp_model_fill(program.model, fill_nothing, NULL, bad), "7 is no dtype");
     ARG(fsdp_model_fill(program.model, fill_nothing, &gives_up, fp32),
-        "your function gave up at element 0 of parameter h.0.w");
+        "your function gave up at element 0 of parameter h.0.w: it returned 1");
     ARG(fsdp_param_set(NULL, v, fp32), "param is NULL");
     ARG(fsdp_param_set(p, NULL, fp32), "src is NULL");
     ARG(fsdp_param_set(p, v, FSDP_DTYPE_INHERIT), "0 is no dtype");
@@ -423,11 +427,11 @@ static void optimizers(void **state)
     static const float lrs[] = {-1.0f, 1e31f, __builtin_nanf("")};
     for (int i = 0; i < 3; i++) {
         args = (fsdp_adamw_args)FSDP_ADAMW_ARGS_INIT, args.lr = lrs[i];
-        ARG(fsdp_adamw_step(program.opt, &args, program.s), "lr is ");
+        ARG(fsdp_adamw_step(program.opt, &args, program.s), ", expected 0 to below 1e30");
         args = (fsdp_adamw_args)FSDP_ADAMW_ARGS_INIT, args.max_norm = lrs[i];
         ARG(fsdp_adamw_step(program.opt, &args, program.s), "max_norm is ");
         args = (fsdp_adamw_args)FSDP_ADAMW_ARGS_INIT, args.grad_scale = i == 0 ? -2e30 : (double)lrs[i];
-        ARG(fsdp_adamw_step(program.opt, &args, program.s), "grad_scale is ");
+        ARG(fsdp_adamw_step(program.opt, &args, program.s), ", expected between -1e30 and 1e30");
     }
     OK(update(&program));
 }

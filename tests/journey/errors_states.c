@@ -111,7 +111,7 @@ static void wrong_while_open(uint32_t u, bool backward)
           "was opened on stream compute, not second: end it there");
     STATE(backward ? fsdp_forward_end(unit, r.s) : fsdp_backward_end(unit, r.s),
           backward ? "has no open forward window" : "has no open backward window");
-    STATE(fsdp_stream_release(r.s), "on stream compute: end them, or fsdp_pass_abort");
+    STATE(fsdp_stream_release(r.s), " open on stream compute: end ");
 }
 
 /* By the calls of micro_step: which unit has just been opened before call number i, or −1. */
@@ -281,7 +281,7 @@ static void a_unit_has_four_further_streams(void **state)
     for (int i = 0; i < 4; i++) OK(fsdp_unit_use(r.unit[1], more[i]));
     OK(fsdp_unit_use(r.unit[1], more[0])); /* once more is no more */
     STATE(fsdp_unit_use(r.unit[1], more[4]), "unit h.1 is used by 4 further streams already");
-    STATE(fsdp_stream_release(more[2]), "1 units are open on stream more");
+    STATE(fsdp_stream_release(more[2]), "1 unit is open on stream more");
     OK(fsdp_forward_end(r.unit[1], r.s));
     for (int i = 0; i < 5; i++) OK(fsdp_stream_release(more[i]));
     OK(fsdp_pass_end(r.model, r.s));
