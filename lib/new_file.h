@@ -3,6 +3,8 @@
 #ifndef FSDP_LIB_NEW_FILE_H
 #define FSDP_LIB_NEW_FILE_H
 
+#include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "fsdp/status.h"
@@ -21,5 +23,15 @@ fsdp_status fsdp__new_file_open(fsdp__new_file *f, const char *path, char *tempo
 void fsdp__new_file_write(fsdp__new_file *f, const char *data, size_t n);
 /* IO if anything went wrong since it was opened: what was there before is there still. */
 fsdp_status fsdp__new_file_close(fsdp__new_file *f);
+
+/* Around writes of this thread to any file: beyond the limit on file size (ulimit -f) they fail with EFBIG, and only that.
+ * Without it the kernel sends SIGXFSZ too, which ends the program. */
+typedef struct fsdp__write_guard {
+    sigset_t before;
+    bool was_pending;
+} fsdp__write_guard;
+
+void fsdp__write_guard_begin(fsdp__write_guard *g);
+void fsdp__write_guard_end(const fsdp__write_guard *g);
 
 #endif

@@ -11,6 +11,7 @@
 #include "check.h"
 #include "fsdp/device.h"
 #include "hostmem.h"
+#include "new_file.h"
 #include "svg.h"
 #include "timeline.h"
 
@@ -443,13 +444,16 @@ static void draw(picture *p)
 
 static fsdp_status write_file(picture *p, const char *path)
 {
-    p->file = fopen(path, "w");
+    p->file = fopen(path, "we");
     if (p->file == NULL) return fsdp__fail(FSDP_ERR_IO, "cannot open %s: %s", path, strerror(errno));
+    fsdp__write_guard guard;
+    fsdp__write_guard_begin(&guard);
     errno = 0;
     draw(p);
     bool failed = ferror(p->file) != 0;
     int reason = errno;
     if (fclose(p->file) != 0 && !failed) failed = true, reason = errno;
+    fsdp__write_guard_end(&guard);
     struct stat there;
     if (failed && lstat(path, &there) == 0 && S_ISREG(there.st_mode)) remove(path); /* half a picture */
     return failed ? fsdp__fail(FSDP_ERR_IO, "cannot write %s: %s", path, strerror(reason)) : FSDP_OK;

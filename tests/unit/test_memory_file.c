@@ -102,12 +102,15 @@ static void a_file_that_cannot_be_written_is_an_error_and_stays_as_it_was(void *
     struct rlimit limit, few = {100, RLIM_INFINITY};
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
     few.rlim_max = limit.rlim_max;
-    signal(SIGXFSZ, SIG_IGN);
+    sigset_t pending, blocked; /* SIGXFSZ would end this program */
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &few), 0);
     fsdp_status status = fsdp_memory_write_json(b->ctx, b->path);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
     assert_int_equal(status, FSDP_ERR_IO);
     assert_non_null(strstr(fsdp_last_error(), "/memory.json: File too large"));
+    assert_int_equal(sigpending(&pending), 0);
+    assert_int_equal(pthread_sigmask(SIG_SETMASK, NULL, &blocked), 0);
+    assert_true(!sigismember(&pending, SIGXFSZ) && !sigismember(&blocked, SIGXFSZ));
     assert_int_not_equal(access(beside, F_OK), 0);
     old = fopen(b->path, "r");
     assert_non_null(fgets(got, sizeof got, old));
