@@ -7,10 +7,10 @@
 #include "lib/device.h"
 #include "sharding/model.h"
 
-/* Zeros over gradients that were handed out as they lay. Of an inner window they are the outer's, and zero already. */
+/* Zeros over gradients that were handed out as they lay. */
 static fsdp_status zero_grads(const fsdp_unit *unit, const fsdp_view *view, fsdp_stream *s)
 {
-    if (unit->grad_begin == 0 || view->grads_zeroed || unit->config.zero_grads || unit->n_open[1] > 1) return FSDP_OK;
+    if (unit->grad_begin == 0 || view->grads_zeroed) return FSDP_OK;
     fsdp_device_op op = {.kind = FSDP_OPERATION_FILL,
                          .u.fill = {(void *)(uintptr_t)unit->grad_begin, unit->grad_bytes, 0}};
     fsdp__lock(s->ctx);

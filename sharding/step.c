@@ -286,7 +286,8 @@ fsdp_status fsdp_backward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view 
     }
     if (status == FSDP_OK) {
         open_window(unit, stream, true);
-        *out_view = make_view(unit, true, fresh && unit->config.zero_grads);
+        /* What is there already, of an outer window or an earlier micro-step, is to be added to. */
+        *out_view = make_view(unit, true, unit->grad_begin != 0 && (!fresh || unit->config.zero_grads));
     } else {
         model->cursor.at = at;
     }

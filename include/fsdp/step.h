@@ -43,8 +43,8 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_pass_end(fsdp_model *model, fsdp_stream
 typedef struct fsdp_view {
     size_t size;
     uint32_t n_params;
-    bool grads_zeroed;   /**< grads are zeros. false: with zero_grads off, they are undefined, write before you read; else they
-                              are a sum so far (ACCUMULATE_KEEP_FULL, a window inside another), to be added to */
+    bool grads_zeroed;   /**< true: add to grads; they are zeros, or the sum so far of a window outside this one or, with
+                              ACCUMULATE_KEEP_FULL, of earlier micro-steps. false: they are undefined, write before you read */
     void *const *params; /**< compute dtype; each 256-byte aligned, 512 in a model of fp32 alone. Read only: in a world of one
                               it may be the shard itself. An empty parameter's is not to be followed */
     void *const *grads;  /**< gradient dtype, aligned like these; NULL outside backward; an entry is NULL where the parameter

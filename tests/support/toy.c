@@ -187,6 +187,14 @@ static void keep_view(toy *t, uint32_t unit, const fsdp_view *view)
     }
 }
 
+/* The toy's kernels add. The view must say that they may: in an inner window and in a later micro-step, too. */
+static bool may_add(const fsdp_view *view)
+{
+    bool trainable = false;
+    for (uint32_t i = 0; i < view->n_params; i++) trainable |= view->grads[i] != NULL;
+    return view->grads_zeroed == trainable;
+}
+
 static fsdp_status play_line(toy *t, const toy_line *line, uint64_t sample)
 {
     fsdp_view view = FSDP_VIEW_INIT;
@@ -203,6 +211,7 @@ static fsdp_status play_line(toy *t, const toy_line *line, uint64_t sample)
     case TOY_KERNEL_SECOND: return run_kernel(t, line, sample);
     }
     if (begins(line)) keep_view(t, line->unit, &view);
+    if (line->op == TOY_BACKWARD_BEGIN) TOY_CHECK(may_add(&view));
     if (t->config->pace == TOY_HOOK_BY_HOOK) TOY_TRY(fsdp_stream_drain_host(t->s, toy_timeout_ns));
     return FSDP_OK;
 }
