@@ -82,7 +82,7 @@ int main(int argc, char **argv)
 {
     static const uint32_t usual[] = {8, 64, 512};
     double of = 0.0;
-    if (argc > 2 && strcmp(argv[1], "--of") == 0) of = atof(argv[2]), argc -= 2, argv += 2;
+    if (argc > 2 && strcmp(argv[1], "--of") == 0 && atof(argv[2]) > 0.0) of = atof(argv[2]), argc -= 2, argv += 2;
     uint32_t n_worlds = argc > 1 ? (uint32_t)argc - 1 : 3;
     for (int i = 1; i < argc; i++) {
         if (atoi(argv[i]) > 0) continue;
