@@ -24,7 +24,8 @@ typedef enum fsdp_alloc_policy {
 typedef struct fsdp_allocator_config {
     size_t size;
     const char *name;       /**< for errors and pictures; copied (31 bytes are kept) */
-    uint64_t budget_bytes;  /**< most that it takes from the device; 0: no limit but the device's */
+    uint64_t budget_bytes;  /**< most that it takes from the device, at least what that gives at a time (host: a page of 4096
+                                 bytes; CUDA: 2 MiB); 0: no limit but the device's */
     uint64_t segment_bytes; /**< it takes at least this much at a time, or what the budget or the device has left */
     fsdp_alloc_policy policy;
     uint32_t history;       /**< events that it remembers for a snapshot (memory.h), 48 bytes each, rounded up to a power of

@@ -126,8 +126,8 @@ typedef struct fsdp_visit {
 } fsdp_visit;
 
 /** Declare a pass: @p n_visits visits in the order of their begin hooks. Any unit, any number of times, windows may nest.
- *  @p name: copied. n_visits: 1 to 2^24. *out_pass: its number for fsdp_pass_args. Errors: ARG; STATE (sealed);
- *  NO_HOST_MEMORY. */
+ *  @p name: unique in the model, copied. n_visits: 1 to 2^24. *out_pass: its number for fsdp_pass_args.
+ *  Errors: ARG; STATE (sealed); NO_HOST_MEMORY. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_add_pass(fsdp_model *model, const char *name, uint32_t n_visits,
                                                         const fsdp_visit *visits, int32_t *out_pass);
 
