@@ -147,6 +147,17 @@ bool fsdp__has_lock(fsdp_context *ctx)
     return answer == EDEADLK;
 }
 
+/* One that was built with other headers has other tables: libfsdp_mpi is a file of its own, others are the caller's. */
+static fsdp_status check_backend(const fsdp_backend *b)
+{
+    if (b->size == sizeof *b && b->device->size == sizeof *b->device && b->comm->size == sizeof *b->comm &&
+        b->side->size == sizeof *b->side)
+        return FSDP_OK;
+    return fsdp__fail(
+        FSDP_ERR_ARG,
+        "fsdp_config.backend has the tables of another version of the library: build both from one source");
+}
+
 fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ctx)
 {
     FSDP_NEED(config);
@@ -161,6 +172,7 @@ fsdp_status fsdp_context_create(const fsdp_config *config, fsdp_context **out_ct
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.flight_path is empty: give a path, or NULL for no file");
     if (c.timeout_ns == 0)
         return fsdp__fail(FSDP_ERR_ARG, "fsdp_config.timeout_ns is 0: give a deadline in nanoseconds");
+    if (c.backend != NULL) FSDP_TRY(check_backend(c.backend));
     fsdp_host_allocator host;
     FSDP_TRY(fsdp__host_allocator_resolve(&c.host, &host));
     FSDP_TRY(fsdp__pinned_check(&c.pinned));

@@ -129,6 +129,24 @@ static void giving_nothing_back_is_nothing(void **state)
 
 /* ---- context.h, host.h, sim.h ---- */
 
+static void a_backend_of_another_version_is_refused(void **state)
+{
+    (void)state;
+    fsdp_context *none = NULL;
+    for (int i = 0; i < 4; i++) {
+        fsdp_backend backend = *fsdp_host_backend();
+        fsdp_device_ops device = *backend.device;
+        fsdp_comm_ops comm = *backend.comm;
+        fsdp_side_ops side = *backend.side;
+        size_t *const size[] = {&backend.size, &device.size, &comm.size, &side.size};
+        backend.device = &device, backend.comm = &comm, backend.side = &side;
+        *size[i] -= 8;
+        fsdp_config c = FSDP_CONFIG_INIT;
+        c.backend = &backend;
+        ARG(fsdp_context_create(&c, &none), "fsdp_config.backend has the tables of another version");
+    }
+}
+
 static void contexts(void **state)
 {
     (void)state;
@@ -511,6 +529,7 @@ int run_argument_errors(void)
         TEST(each_thread_has_its_own_sentence),
         TEST(questions_to_nobody_have_empty_answers),
         TEST(giving_nothing_back_is_nothing),
+        TEST(a_backend_of_another_version_is_refused),
         TEST(contexts),
         TEST(a_context_is_asked),
         TEST(streams_and_events),
