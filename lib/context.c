@@ -335,6 +335,21 @@ fsdp_status fsdp__context_explain(fsdp_context *ctx, fsdp_status status)
     return why != FSDP_OK ? why : status;
 }
 
+fsdp_status fsdp__context_late(fsdp_context *ctx, fsdp_status status, uint64_t timeout_ns, const char *format, ...)
+{
+    status = fsdp__context_explain(ctx, status);
+    if (status != FSDP_ERR_TIMEOUT) return status;
+    char what[256], late[96] = "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    if (ctx->world > 1)
+        snprintf(late, sizeof late, ". A rank that others wait for is named after fsdp_config.timeout_ns, %.3f s",
+                 (double)ctx->timeout_ns * 1e-9);
+    return fsdp__fail(status, "%s after %.3f s: ask again%s", what, (double)timeout_ns * 1e-9, late);
+}
+
 fsdp_status fsdp_context_check(fsdp_context *ctx)
 {
     FSDP_NEED(ctx);

@@ -86,6 +86,9 @@ fsdp_status fsdp__context_fail_all(fsdp_context *ctx, fsdp_status status, const 
 /* status, or what stopped the context if something did: an abort's own sentence says who and why, while the operation that
  * it met only knows that it was stopped. */
 fsdp_status fsdp__context_explain(fsdp_context *ctx, fsdp_status status);
+/* The same, of a wait by the host. If it only took longer than timeout_ns: what has not happened, and what to do. */
+fsdp_status fsdp__context_late(fsdp_context *ctx, fsdp_status status, uint64_t timeout_ns, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 /* Wait until every stream is idle, at most timeout_ns each. TIMEOUT: one is still running; another error: all are idle. */
 fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns);
 /* Give a warning to the caller's log. */

@@ -339,5 +339,5 @@ fsdp_status fsdp_event_wait_host(fsdp_event *event, uint64_t timeout_ns)
     bool same = fence.epoch == event->fence.epoch && fence.slot == event->fence.slot; /* else: whose record was it? */
     if (status == FSDP_OK && same) fsdp__host_passed(event->ctx, &fence);
     fsdp__unlock(event->ctx);
-    return fsdp__context_explain(event->ctx, status);
+    return fsdp__context_late(event->ctx, status, timeout_ns, "fsdp_event_wait_host: the event has not happened");
 }

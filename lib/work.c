@@ -63,7 +63,7 @@ fsdp_status fsdp_work_wait_host(fsdp_work *work, uint64_t timeout_ns)
     fsdp_status status = fsdp__device_event_wait_host(work->ctx, work->event, timeout_ns);
     if (status == FSDP_OK) fsdp__host_passed(work->ctx, &work->fence);
     fsdp__unlock(work->ctx);
-    return fsdp__context_explain(work->ctx, status);
+    return fsdp__context_late(work->ctx, status, timeout_ns, "fsdp_work_wait_host: the work is not done");
 }
 
 void fsdp_work_release(fsdp_work *work)

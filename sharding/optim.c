@@ -306,7 +306,9 @@ fsdp_status fsdp_step_report_get(fsdp_model *model, uint64_t step, uint64_t time
     fsdp_status status = fsdp__device_event_wait_host(model->ctx, model->report_event[slot], timeout_ns);
     fsdp__unlock(model->ctx);
     /* An event also happens when its stream has failed: then nothing was written. */
-    FSDP_TRY(fsdp__context_explain(model->ctx, status));
+    FSDP_TRY(fsdp__context_late(model->ctx, status, timeout_ns,
+                                "fsdp_step_report_get: step %llu of model %.80s is not done", (unsigned long long)step,
+                                model->name));
     FSDP_TRY(fsdp__check_order(model));
     const fsdp_report_record *r = &model->reports[slot];
     fsdp_step_report report = {sizeof report, r->step,      r->updates,    r->skipped != 0,

@@ -92,7 +92,8 @@ static fsdp_status wait_copy(stage *st, uint32_t i)
         fsdp__lock(ctx);
         status = fsdp__device_event_wait_host(ctx, st->fence[i].event, ctx->timeout_ns);
         fsdp__unlock(ctx);
-        status = fsdp__context_explain(ctx, status);
+        status = fsdp__context_late(ctx, status, ctx->timeout_ns, "a copy of values of model %.80s has not ended",
+                                    st->model->name);
     } else {
         status = drain(ctx);
     }

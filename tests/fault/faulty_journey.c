@@ -122,7 +122,7 @@ static fsdp_status backward(rank *r, uint32_t u, float factor, bool ends)
     CALL(r, fsdp_backward_begin(r->unit[u], r->s, &view));
     for (uint32_t p = 0; p < PARAMS; p++) {
         uint64_t n = p == 0 ? 128 : 4;
-        if (!view.grads_zeroed && !r->reduce_comm) CALL(r, fsdp_stream_fill(r->s, view.grads[p], 0, n * sizeof(float)));
+        if (!view.grads_zeroed) CALL(r, fsdp_stream_fill(r->s, view.grads[p], 0, n * sizeof(float)));
         FSDP_TRY(enqueue(
             r, run_backward,
             (job){

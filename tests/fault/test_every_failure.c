@@ -118,11 +118,13 @@ static void judge_failed(outcome *o, const rank *r, const trial *t)
 {
     bool pinned = t->seam == FAULTY_MEM_ALLOC && r->status == FSDP_ERR_NO_HOST_MEMORY;
     bool dead = t->status == FSDP_ERR_RANK_LOST && r->status == FSDP_ERR_ABORTED; /* a communicator's own abort */
+    bool late =
+        t->seam == FAULTY_EVENT_WAIT && strstr(r->said, "s: ask again") != NULL; /* said where it was asked for */
     char said[SAID_BYTES + 160];
     snprintf(said, sizeof said, "%s: %s, %s", r->call, fsdp_status_name(r->status), r->said);
     if (r->status != t->status && !pinned && !dead) complain(o, r, "not the status of what failed", said);
     bool named = strstr(r->said, "was made to fail") != NULL || strstr(r->said, "host memory") != NULL ||
-                 strstr(r->said, "host allocator") != NULL || dead;
+                 strstr(r->said, "host allocator") != NULL || dead || late;
     if (!named) complain(o, r, "a sentence about something else", said);
     bool again = r->unchanged && !t->for_good && strcmp(r->call, "an abandoned step") != 0;
     if (again && o->n_finished < RANKS) complain(o, r, "nothing had changed, and to call again did not help", said);
