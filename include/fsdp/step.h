@@ -134,8 +134,10 @@ typedef struct fsdp_step_report {
 #define FSDP_STEP_REPORT_INIT {sizeof(fsdp_step_report), 0, 0, false, 0.0f, 0.0f, 0.0f, {0.0f}}
 
 /** The report of update @p step, an fsdp_adamw_step among the last 8 updates. Blocks until the device has written it; asked for
- *  step - 2 it is log line, back-pressure and hang detector in one. Errors: ARG (not begun, or left the ring); TIMEOUT (ask
- *  again); MISMATCH (ranks called different collectives before that step); what stopped the context. */
+ *  step - 2 it is log line, back-pressure and hang detector in one. With a timeout_ns above fsdp_config.timeout_ns it hears
+ *  which rank is late, and not only that one is.
+ *  Errors: ARG (not begun, or left the ring); TIMEOUT (ask again); MISMATCH (ranks called different collectives before that
+ *  step); what stopped the context. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_step_report_get(fsdp_model *model, uint64_t step, uint64_t timeout_ns,
                                                          fsdp_step_report *out_report);
 
