@@ -42,7 +42,8 @@
  *
  *  Structs of settings, arguments and results begin with their size and have an initialiser with the real defaults; items of
  *  lists and what lies inside another struct need neither. Every call that can fail returns fsdp_status; fsdp_last_error()
- *  has the sentence. Nothing is printed, nothing is global, nothing exits.
+ *  has the sentence. Nothing is printed, nothing is global, nothing exits. Functions that the caller gives return: no
+ *  exception of C++ and no longjmp passes through the library, which would keep what it holds at that moment.
  *
  *  Read model.h, step.h and optim.h first. Not in here are cuda.h and nccl.h, which include CUDA's and NCCL's headers; mpi.h
  *  and jemalloc.h, of libraries of their own; and backend.h, for who writes a backend. */
