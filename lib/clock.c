@@ -205,3 +205,12 @@ void fsdp__fence_forget(fsdp__clocks *clocks, const fsdp__fence *fence)
     fsdp__fence *kept = &s->ring[(fence->epoch - 1) % FSDP__FENCES].fence;
     if (kept->epoch == fence->epoch && kept->event == fence->event) kept->event = NULL;
 }
+
+void fsdp__label_forget(fsdp__clocks *clocks, const char *label)
+{
+    for (int t = 0; t < clocks->n_slots; t++) {
+        fsdp_stream *s = clocks->stream[t];
+        for (int i = 0; s != NULL && i < FSDP__FENCES; i++)
+            if (s->ring[i].fence.label == label) s->ring[i].fence.label = s->name;
+    }
+}

@@ -117,6 +117,8 @@ uint64_t fsdp__skip_epoch(fsdp_stream *s);
 void fsdp__host_passed(fsdp_context *ctx, const fsdp__fence *fence);
 /* The owner of a lent event takes it back: nobody will wait on this fence any more. */
 void fsdp__fence_forget(fsdp__clocks *clocks, const fsdp__fence *fence);
+/* The owner of a label frees it: fences that bear it, and that a tape may still name, bear their stream's name instead. */
+void fsdp__label_forget(fsdp__clocks *clocks, const char *label);
 
 /* The access rule: before an operation on s, collect what its ranges need … */
 void fsdp__need_read(fsdp__need *need, const fsdp__edges *edges);

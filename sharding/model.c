@@ -95,8 +95,10 @@ fsdp_status fsdp_model_create(fsdp_context *ctx, const fsdp_model_config *config
     return FSDP_OK;
 }
 
-static void destroy_unit(const fsdp_host_allocator *host, fsdp_unit *unit)
+static void destroy_unit(fsdp_context *ctx, fsdp_unit *unit)
 {
+    const fsdp_host_allocator *host = &ctx->host;
+    fsdp__label_forget(&ctx->clocks, unit->name);
     for (size_t i = 0; i < unit->n_params; i++) {
         fsdp__host_strfree(host, unit->params[i]->name);
         fsdp__host_free(host, unit->params[i], 1, sizeof *unit->params[i]);
@@ -124,11 +126,12 @@ fsdp_status fsdp_model_destroy(fsdp_model *model)
     if (model->phase != FSDP__OPEN) fsdp__drop_step(model);
     fsdp__unseal(model);
     fsdp__passes_fini(model);
-    for (size_t i = 0; i < model->n_units; i++) destroy_unit(host, model->units[i]);
+    for (size_t i = 0; i < model->n_units; i++) destroy_unit(ctx, model->units[i]);
     fsdp__host_free(host, model->units, model->units_capacity, sizeof *model->units);
     fsdp__names_fini(host, &model->unit_names);
     fsdp__names_fini(host, &model->param_names);
     fsdp__host_free(host, model->adamw, 1, sizeof *model->adamw);
+    if (model->name != NULL) fsdp__label_forget(&ctx->clocks, model->name);
     fsdp__host_strfree(host, model->name);
     ctx->n_live[FSDP__CHILD_MODEL]--;
     fsdp__unlock(ctx);
