@@ -33,7 +33,7 @@ fsdp_status fsdp__capture_no_moment(const char *call, const fsdp__fence *fence)
 static fsdp_status join(fsdp_stream *t, fsdp_stream *s)
 {
     fsdp__fence fence;
-    FSDP_TRY(fsdp__record(t, FSDP_MARK_CALLER, s->name, NULL, &fence));
+    FSDP_TRY(fsdp__record(t, FSDP_MARK_CALLER, t->name, NULL, &fence)); /* s may go before the fence does */
     return fsdp__wait_fence(s, &fence, FSDP_REASON_CALLER);
 }
 

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fsdp/fsdp.h"
+#include "captured.h"
 #include "graphs.h"
 #include "ok.h"
 
@@ -127,10 +127,54 @@ static void a_model_takes_its_names_from_the_fences(void **unused)
     close_life(&f);
 }
 
+/* What a replay comes after has been told by fences of the other streams; its own stream is gone then. */
+static void a_stream_that_replayed_takes_its_name_from_the_fences(void **unused)
+{
+    (void)unused;
+    life f;
+    captured t;
+    fsdp_capture *capture;
+    fsdp_stream *replaying, *other[2];
+    fsdp_allocator *allocator;
+    void *block;
+    open_life(&f);
+    const captured_config config = {.depth = 1};
+    OK(captured_open(&t, &config, f.ctx));
+    OK(fsdp_allocator_create(f.ctx, NULL, &allocator));
+    fsdp_adamw_args args = captured_args(1);
+    OK(captured_batch(&t, t.s));
+    OK(captured_step(&t, &args));
+    OK(fsdp_capture_begin(f.ctx, t.s));
+    graphs_begin(&f.g, t.s);
+    OK(captured_step(&t, &args));
+    OK(fsdp_capture_end(f.ctx, t.s, &capture));
+    graphs_graph *graph = graphs_end(&f.g, t.s);
+
+    OK(fsdp_stream_create(f.ctx, "replaying", &replaying));
+    OK(fsdp_allocator_alloc(allocator, BYTES, t.s, "first", &block));
+    OK(fsdp_stream_fill(t.s, block, 0, BYTES));
+    OK(fsdp_allocator_free(allocator, block));
+    OK(fsdp_replay(capture, 1, &args, replaying));
+    OK(graphs_launch(graph, replaying));
+    OK(fsdp_replayed(capture, replaying));
+    OK(fsdp_stream_release(replaying));
+    for (int i = 0; i < 2; i++)
+        OK(fsdp_stream_create(f.ctx, "other", &other[i])); /* the first one knows what its slot did */
+    assert_hand_over(&f, allocator, other[1], "compute");
+
+    for (int i = 0; i < 2; i++) OK(fsdp_stream_release(other[i]));
+    OK(fsdp_allocator_destroy(allocator));
+    fsdp_capture_destroy(capture);
+    OK(captured_close(&t));
+    graphs_destroy(graph);
+    close_life(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_model_takes_its_names_from_the_fences),
+        cmocka_unit_test(a_stream_that_replayed_takes_its_name_from_the_fences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
