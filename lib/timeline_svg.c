@@ -372,7 +372,9 @@ static void draw_axis(const picture *p)
     double bottom = axis_y(p);
     fprintf(p->file, "<text class=\"g\" x=\"24\" y=\"%s\">time, %s</text>\n", fsdp__svg_px(bottom + 16).text,
             unit[u].name);
-    for (uint64_t at = 0, tick = tick_of(t->span_ns); at <= t->span_ns; at += tick) {
+    uint64_t tick = tick_of(t->span_ns),
+             n_ticks = t->span_ns / tick; /* counted: the one after the last may not be a number */
+    for (uint64_t i = 0, at = 0; i <= n_ticks; i++, at += tick) {
         const fsdp__svg_text x = fsdp__svg_px(x_of(p, t->first_ns + at));
         fprintf(p->file, "<path class=\"a\" d=\"M%s %dV%s\"/>", x.text, TOP - 30, fsdp__svg_px(bottom).text);
         fprintf(p->file, "<text class=\"m g\" x=\"%s\" y=\"%s\">%llu</text>\n", x.text, fsdp__svg_px(bottom + 16).text,

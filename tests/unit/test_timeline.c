@@ -382,6 +382,15 @@ static void a_tape_without_times_is_drawn_too(void **state)
     assert_well_formed(draw(b, "no time has passed"));
 }
 
+/* sim's time ends at the largest number. */
+static void all_the_time_there_is_has_an_axis_with_an_end(void **state)
+{
+    bench *b = *state;
+    put_operation(b, FSDP_OPERATION_ALL_GATHER, GATHER, "h0", 0, UINT64_MAX);
+    assert_well_formed(draw(b, "t"));
+    assert_int_equal(n_times(b->svg, "<path class=\"a\""), 10); /* 0, 2, … 18 thousand million seconds */
+}
+
 static void a_file_that_cannot_be_opened_or_written_is_an_io_error(void **state)
 {
     bench *b = *state;
@@ -449,6 +458,7 @@ int main(void)
         TEST(ten_thousand_records_make_a_file_below_a_megabyte),
         TEST(a_hundred_thousand_records_make_a_file_below_two_megabytes),
         TEST(a_tape_without_times_is_drawn_too),
+        TEST(all_the_time_there_is_has_an_axis_with_an_end),
         TEST(a_file_that_cannot_be_opened_or_written_is_an_io_error),
         TEST(half_a_picture_is_not_left_behind),
         TEST(without_host_memory_nothing_is_drawn_and_nothing_is_kept),
