@@ -64,6 +64,7 @@ struct fsdp_context {
     struct fsdp_model *models;         /* all: sharding's */
     struct fsdp_capture *captures;     /* all that live */
     uint32_t n_live[FSDP__N_CHILDREN]; /* the caller's */
+    uint32_t n_open_traces;            /* of these traces, those that the device may still write into */
     atomic_int aborted;
 
     char *flight_path;          /* of the file, with rank and end; NULL: none is wanted */

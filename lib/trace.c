@@ -74,6 +74,7 @@ fsdp_status fsdp_trace_start(fsdp_context *ctx, uint64_t max_records, fsdp_trace
     if (!one_is_on) {
         ctx->trace = trace;
         ctx->n_live[FSDP__CHILD_TRACE]++;
+        ctx->n_open_traces++;
     }
     fsdp__unlock(ctx);
     if (one_is_on) {
@@ -154,6 +155,7 @@ static fsdp_status drain(fsdp_trace *trace)
     fsdp__lock(ctx);
     if (ctx->trace == trace) ctx->trace = NULL;
     fsdp_status status = fsdp__context_drain(ctx, ctx->timeout_ns);
+    if (status == FSDP_OK) ctx->n_open_traces--;
     fsdp__unlock(ctx);
     return status;
 }
@@ -179,8 +181,10 @@ void fsdp_trace_destroy(fsdp_trace *trace)
     fsdp_context *ctx = trace->ctx;
     /* The device writes into the spans until its streams are idle. One that does not get there in time keeps the tape:
      * a leak, where freeing would let it write into freed memory. */
-    bool in_flight = !trace->stopped && drain(trace) == FSDP_ERR_TIMEOUT;
+    fsdp_status drained = trace->stopped ? FSDP_OK : drain(trace);
+    bool in_flight = drained == FSDP_ERR_TIMEOUT;
     fsdp__lock(ctx);
+    if (drained != FSDP_OK) ctx->n_open_traces--; /* nobody has it any more */
     ctx->n_live[FSDP__CHILD_TRACE]--;
     fsdp__unlock(ctx);
     if (!in_flight) free_trace(&ctx->host, trace);

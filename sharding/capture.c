@@ -196,9 +196,10 @@ static fsdp_status check_begin(fsdp_context *ctx)
             FSDP_ERR_STATE,
             "fsdp_capture_begin: fsdp_config.debug has %s, which waits at each call: nothing runs in a capture",
             ctx->debug & FSDP_DEBUG_SYNC ? "FSDP_DEBUG_SYNC" : "FSDP_DEBUG_ORDER");
-    if (ctx->trace != NULL)
+    if (ctx->n_open_traces > 0)
         return fsdp__fail(FSDP_ERR_STATE,
-                          "fsdp_capture_begin: a trace is on, and nothing runs in a capture: stop it first");
+                          "fsdp_capture_begin: a trace is on%s, and nothing runs in a capture: stop it first",
+                          ctx->trace == NULL ? ", since what is on it has not run yet" : "");
     for (const fsdp_model *m = ctx->models; m != NULL; m = m->older)
         if (m->phase != FSDP__OPEN) FSDP_TRY(check_between_steps("fsdp_capture_begin", m));
     return check_no_replay("fsdp_capture_begin", ctx);

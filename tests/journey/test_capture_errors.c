@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,7 +33,7 @@ static void assert_refused(fsdp_status status, fsdp_status code, const char *wor
         fail_msg("%s: \"%s\" does not say \"%s\"", call, fsdp_last_error(), words);
 }
 
-static void open_alone(alone *a, const captured_config *config, uint32_t debug)
+static void open_within(alone *a, const captured_config *config, uint32_t debug, uint64_t timeout_ns)
 {
     memset(a, 0, sizeof *a);
     graphs_init(&a->g, fsdp_host_backend(), NULL);
@@ -40,8 +41,14 @@ static void open_alone(alone *a, const captured_config *config, uint32_t debug)
     c.backend = graphs_backend();
     c.backend_config = &a->g;
     c.debug = debug;
+    c.timeout_ns = timeout_ns;
     OK(fsdp_context_create(&c, &a->ctx));
     OK(captured_open(&a->t, config, a->ctx));
+}
+
+static void open_alone(alone *a, const captured_config *config, uint32_t debug)
+{
+    open_within(a, config, debug, 60000000000ull);
 }
 
 static void eager(alone *a)
@@ -118,6 +125,31 @@ static void what_cannot_begin_says_why(void **unused)
         REFUSED(fsdp_capture_begin(a.ctx, a.t.s), FSDP_ERR_STATE, k == 0 ? "FSDP_DEBUG_SYNC" : "FSDP_DEBUG_ORDER");
         close_alone(&a);
     }
+}
+
+static void wait_at_gate(void *gate) { (void)pthread_mutex_lock(gate), (void)pthread_mutex_unlock(gate); }
+
+/* It has been told to stop, and the device is not through with it: in a capture nobody could wait for that. */
+static void a_trace_that_could_not_be_stopped_is_on(void **unused)
+{
+    (void)unused;
+    alone a;
+    fsdp_trace *trace;
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    open_within(&a, &small, 0, 1000000000);
+    eager(&a);
+    OK(fsdp_trace_start(a.ctx, 100, &trace));
+    pthread_mutex_lock(&gate);
+    OK(fsdp_stream_host_call(a.t.s, wait_at_gate, &gate));
+    REFUSED(fsdp_trace_stop_host(trace), FSDP_ERR_TIMEOUT, "");
+    REFUSED(fsdp_capture_begin(a.ctx, a.t.s), FSDP_ERR_STATE, "a trace is on, since what is on it has not run yet");
+    pthread_mutex_unlock(&gate);
+    OK(fsdp_trace_stop_host(trace));
+    capture_step(&a);
+    fsdp_trace_destroy(trace); /* it may go at any time from then on */
+    replay(&a);
+    close_alone(&a);
+    pthread_mutex_destroy(&gate);
 }
 
 static void a_capture_that_the_library_was_not_told_of_is_refused(void **unused)
@@ -483,6 +515,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_cannot_begin_says_why),
+        cmocka_unit_test(a_trace_that_could_not_be_stopped_is_on),
         cmocka_unit_test(a_capture_that_the_library_was_not_told_of_is_refused),
         cmocka_unit_test(a_backend_without_graphs_says_so),
         cmocka_unit_test(what_cannot_be_inside_is_refused_by_name),
