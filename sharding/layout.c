@@ -29,13 +29,15 @@ fsdp_status fsdp__layout_unit(fsdp_unit *unit, uint32_t world)
     unit->n_groups = 0;
     unit->full_bytes = unit->grad_bytes = 0;
     unit->aliased = false;
+    uint64_t elems = 0; /* of all groups */
     for (size_t i = 0; i < unit->n_params; i++) {
         fsdp_param *param = unit->params[i];
         param->group = find_group(unit, param);
         fsdp__group *group = &unit->groups[param->group];
         param->offset = group->elems;
-        group->elems = round_up(group->elems + param->elems, FSDP__ALIGN_ELEMS);
-        if (group->elems > MAX_ELEMS)
+        uint64_t rounded = round_up(param->elems, FSDP__ALIGN_ELEMS);
+        group->elems += rounded, elems += rounded;
+        if (elems > MAX_ELEMS)
             return fsdp__fail(FSDP_ERR_ARG, "unit %s: more than 2^48 elements with parameter %s: split the unit",
                               unit->name, param->name);
     }

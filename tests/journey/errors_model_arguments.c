@@ -205,16 +205,21 @@ static void a_model_too_large_for_any_machine_is_refused(void **state)
 static void a_unit_too_large_is_refused(void **state)
 {
     (void)state;
-    fsdp_model *m;
-    fsdp_unit *u;
     fsdp_memory memory = FSDP_MEMORY_INIT;
     uint64_t most = (uint64_t)1 << 48;
-    OK(fsdp_model_create(ctx(), NULL, &m));
-    OK(fsdp_model_add_unit(m, "u", NULL, &u));
-    OK(fsdp_unit_add_param(u, "w0", 1, &most, NULL, NULL));
-    OK(fsdp_unit_add_param(u, "w1", 1, &most, NULL, NULL));
-    ARG(fsdp_model_predict(m, &memory), "unit u: more than 2^48 elements with parameter w1: split the unit");
-    OK(fsdp_model_destroy(m));
+    for (int frozen = 0; frozen < 2; frozen++) { /* in one group, or in two */
+        fsdp_model *m;
+        fsdp_unit *u;
+        fsdp_param_config second = FSDP_PARAM_CONFIG_INIT;
+        second.frozen = frozen;
+        OK(fsdp_model_create(ctx(), NULL, &m));
+        OK(fsdp_model_add_unit(m, "u", NULL, &u));
+        OK(fsdp_unit_add_param(u, "w0", 1, &most, NULL, NULL));
+        OK(fsdp_model_predict(m, &memory));
+        OK(fsdp_unit_add_param(u, "w1", 1, &most, &second, NULL));
+        ARG(fsdp_model_predict(m, &memory), "unit u: more than 2^48 elements with parameter w1: split the unit");
+        OK(fsdp_model_destroy(m));
+    }
 }
 
 static void passes(void **state)
