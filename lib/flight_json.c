@@ -32,7 +32,8 @@ static uint64_t ask_stream(const fsdp_context *ctx, const fsdp_stream *s)
     for (uint64_t i = s->n_fences; i-- > oldest;) {
         const fsdp__fence *fence = &s->ring[i % FSDP__FENCES].fence;
         bool done = false;
-        if (fence->event == NULL) continue;
+        if (fence->event == NULL || fence->captured)
+            continue; /* what is captured has no moment, and asking for it breaks it */
         if (ctx->backend->device->event_query(ctx->dev, fence->event, &done) != FSDP_OK) break;
         if (done) return fence->epoch;
     }
@@ -50,7 +51,8 @@ static void ask_streams(fsdp_context *ctx, progress *p)
         if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
         if (pthread_mutex_timedlock(&ctx->lock, &until) != 0) return;
     }
-    for (int t = 0; t < ctx->clocks.n_slots; t++) {
+    for (int t = 0; t < ctx->clocks.n_slots && ctx->capture == NULL;
+         t++) { /* inside a capture nobody asks for events */
         const fsdp_stream *s = ctx->clocks.stream[t];
         p->done[t] = s != NULL ? ask_stream(ctx, s) : ctx->clocks.now[t].at[t] - 1;
     }

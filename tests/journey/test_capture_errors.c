@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "captured.h"
 #include "graphs.h"
@@ -125,6 +126,32 @@ static void what_cannot_begin_says_why(void **unused)
         REFUSED(fsdp_capture_begin(a.ctx, a.t.s), FSDP_ERR_STATE, k == 0 ? "FSDP_DEBUG_SYNC" : "FSDP_DEBUG_ORDER");
         close_alone(&a);
     }
+}
+
+/* Any thread may write it at any time. */
+static void a_flight_recorder_disturbs_no_capture(void **unused)
+{
+    (void)unused;
+    alone a;
+    fsdp_adamw_args args = FSDP_ADAMW_ARGS_INIT;
+    char path[] = "/tmp/fsdp_capture_flight_XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+    open_alone(&a, &small, 0);
+    eager(&a);
+    OK(fsdp_capture_begin(a.ctx, a.t.s));
+    graphs_begin(&a.g, a.t.s);
+    OK(captured_step(&a.t, &args));
+    OK(fsdp_flight_write_json(a.ctx, path));
+    OK(fsdp_capture_end(a.ctx, a.t.s, &a.capture));
+    a.graph = graphs_end(&a.g, a.t.s);
+    assert_non_null(a.graph);
+    OK(fsdp_flight_write_json(a.ctx, path));
+    replay(&a);
+    OK(fsdp_flight_write_json(a.ctx, path));
+    close_alone(&a);
+    unlink(path);
 }
 
 static void wait_at_gate(void *gate) { (void)pthread_mutex_lock(gate), (void)pthread_mutex_unlock(gate); }
@@ -515,6 +542,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_cannot_begin_says_why),
+        cmocka_unit_test(a_flight_recorder_disturbs_no_capture),
         cmocka_unit_test(a_trace_that_could_not_be_stopped_is_on),
         cmocka_unit_test(a_capture_that_the_library_was_not_told_of_is_refused),
         cmocka_unit_test(a_backend_without_graphs_says_so),
