@@ -131,11 +131,16 @@ fsdp_status fsdp__schedule_lives(const fsdp_host_allocator *host, const fsdp__sc
     return status;
 }
 
-/* From position i in steps of `step`, the first visit that is neither held nor of `unit`; -1 or n at the ends. */
-static int32_t next_group(const fsdp__schedule *schedule, fsdp__visit_list pass, int32_t i, int32_t step, uint32_t unit)
+/* From position i in steps of `step`, the first visit that is neither held nor of `unit`; -1 or n at the ends. *n_visits: of
+ * `unit`, on the way. */
+static int32_t next_group(const fsdp__schedule *schedule, fsdp__visit_list pass, int32_t i, int32_t step, uint32_t unit,
+                          uint32_t *n_visits)
 {
-    while (i >= 0 && i < (int32_t)pass.n && (schedule->held[pass.visits[i].unit] || pass.visits[i].unit == unit))
-        i += step;
+    for (*n_visits = 0; i >= 0 && i < (int32_t)pass.n; i += step) {
+        if (schedule->held[pass.visits[i].unit]) continue;
+        if (pass.visits[i].unit != unit) break;
+        ++*n_visits;
+    }
     return i;
 }
 
@@ -143,16 +148,19 @@ int32_t fsdp__schedule_mirror(const fsdp__schedule *schedule, fsdp__visit_list p
 {
     for (uint32_t i = 0; i < pass.n; i++)
         if (!schedule->held[pass.visits[i].unit] && pass.visits[i].until != i) return -1;
-    /* Visits of one unit in a row are one group; the groups must read the same from both ends, so their number is odd. */
-    int32_t low = next_group(schedule, pass, 0, 1, UINT32_MAX),
-            high = next_group(schedule, pass, (int32_t)pass.n - 1, -1, UINT32_MAX);
+    /* Visits of one unit in a row are one group; the groups must read the same from both ends, so their number is odd. Where
+     * one is shorter on the way back, units come closer together there, and more of them are gathered at a time. */
+    uint32_t n_low, n_high;
+    int32_t low = next_group(schedule, pass, 0, 1, UINT32_MAX, &n_low),
+            high = next_group(schedule, pass, (int32_t)pass.n - 1, -1, UINT32_MAX, &n_high);
     while (low <= high) {
         uint32_t unit = pass.visits[low].unit;
         if (unit != pass.visits[high].unit) return -1;
-        int32_t inner = next_group(schedule, pass, low, 1, unit);
+        int32_t inner = next_group(schedule, pass, low, 1, unit, &n_low);
         if (inner > high) return high;
         low = inner;
-        high = next_group(schedule, pass, high, -1, unit);
+        high = next_group(schedule, pass, high, -1, unit, &n_high);
+        if (n_high < n_low) return -1;
     }
     return -1;
 }

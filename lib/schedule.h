@@ -57,8 +57,9 @@ typedef struct fsdp__lives {
 fsdp_status fsdp__schedule_lives(const fsdp_host_allocator *host, const fsdp__schedule *schedule,
                                  const fsdp__cursor *start, uint32_t n_units, fsdp__lives *lives);
 
-/* If the visits that are not held read the same from both ends (forward and its mirror, no windows that nest), the index of
- * the last visit of the first half, the middle unit's; -1 if not. */
+/* If the visits that are not held read the same from both ends (forward and its mirror, no windows that nest; a unit may be
+ * visited more often in a row on the way back, not less), the index of the last visit of the first half, the middle unit's; -1
+ * if not. */
 int32_t fsdp__schedule_mirror(const fsdp__schedule *schedule, fsdp__visit_list pass);
 
 #endif

@@ -115,6 +115,22 @@ static void a_mirrored_pass_that_comes_back_to_a_unit_has_room_for_its_gathers(v
     assert_follows_plan(&o);
 }
 
+/* Three visits of b lie between a and c on the way there, one on the way back: at depth 2 the two are gathered at a time only
+ * there. */
+static void a_mirror_that_is_shorter_on_the_way_back_has_room_for_its_gathers(void **state)
+{
+    (void)state;
+    own o;
+    init_own(&o, 4, 2);
+    strcpy(o.forward, "abbbcd");
+    strcpy(o.backward, "cba");
+    assert_follows_plan(&o);
+    init_own(&o, 5, 3);
+    strcpy(o.forward, "aabbccdde");
+    strcpy(o.backward, "dcba");
+    assert_follows_plan(&o);
+}
+
 static void passes_that_are_followed_have_room_for_their_gathers(void **state)
 {
     (void)state;
@@ -165,6 +181,7 @@ int main(void)
     alarm(60);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_mirrored_pass_that_comes_back_to_a_unit_has_room_for_its_gathers),
+        cmocka_unit_test(a_mirror_that_is_shorter_on_the_way_back_has_room_for_its_gathers),
         cmocka_unit_test(passes_that_are_followed_have_room_for_their_gathers),
         cmocka_unit_test(micro_steps_of_any_pass_never_fail_for_memory),
         cmocka_unit_test(hooks_in_any_order_never_fail_for_memory_while_one_unit_is_open),

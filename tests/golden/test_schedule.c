@@ -263,6 +263,9 @@ static void what_does_not_mirror_is_not_taken_for_it(void **state)
     assert_int_equal(mirror(1, "abab"), -1);
     assert_int_equal(mirror(1, "a1bc cba"), -1); /* a window that nests */
     assert_int_equal(mirror(1, "HK"), -1);
+    assert_int_equal(mirror(1, "abbc cba"), -1); /* a and c are closer together on the way back */
+    assert_int_equal(mirror(1, "abHbc Hcba"), -1);
+    assert_int_equal(mirror(1, "abc cbba"), 3);
 }
 
 /* ---- Limits ---- */
