@@ -362,8 +362,9 @@ fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns)
     for (int t = 0; t < FSDP__SLOTS; t++) {
         if (ctx->clocks.stream[t] == NULL) continue;
         fsdp_status status = fsdp__device_drain_host(ctx->clocks.stream[t], timeout_ns);
-        /* A stream that is still running matters more than one that stopped with an error. */
+        /* A stream that is still running, or may be, matters more than one that stopped with an error. */
         if (result == FSDP_OK || status == FSDP_ERR_TIMEOUT) result = status;
+        if (status == FSDP_ERR_STATE && result != FSDP_ERR_TIMEOUT) result = status;
     }
     return result;
 }

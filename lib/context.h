@@ -90,7 +90,8 @@ fsdp_status fsdp__context_explain(fsdp_context *ctx, fsdp_status status);
 /* The same, of a wait by the host. If it only took longer than timeout_ns: what has not happened, and what to do. */
 fsdp_status fsdp__context_late(fsdp_context *ctx, fsdp_status status, uint64_t timeout_ns, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* Wait until every stream is idle, at most timeout_ns each. TIMEOUT: one is still running; another error: all are idle. */
+/* Wait until every stream is idle, at most timeout_ns each. TIMEOUT: one is still running; STATE: one may be, and cannot be
+ * waited for now (it captures); another error: all are idle. */
 fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns);
 /* Give a warning to the caller's log. */
 void fsdp__log(fsdp_context *ctx, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -179,10 +179,10 @@ void fsdp_trace_destroy(fsdp_trace *trace)
 {
     if (trace == NULL) return;
     fsdp_context *ctx = trace->ctx;
-    /* The device writes into the spans until its streams are idle. One that does not get there in time keeps the tape:
-     * a leak, where freeing would let it write into freed memory. */
+    /* The device writes into the spans until its streams are idle. One that does not get there in time, or cannot be waited
+     * for, keeps the tape: a leak, where freeing would let it write into freed memory. */
     fsdp_status drained = trace->stopped ? FSDP_OK : drain(trace);
-    bool in_flight = drained == FSDP_ERR_TIMEOUT;
+    bool in_flight = drained == FSDP_ERR_TIMEOUT || drained == FSDP_ERR_STATE;
     fsdp__lock(ctx);
     if (drained != FSDP_OK) ctx->n_open_traces--; /* nobody has it any more */
     ctx->n_live[FSDP__CHILD_TRACE]--;

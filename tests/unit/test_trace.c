@@ -56,15 +56,17 @@ static void counted_free(void *arg, void *ptr, size_t bytes, size_t alignment)
 typedef struct fake_device {
     int n_drains;
     fsdp_status drain_status;
+    fsdp_status first_status; /* of the next drain, instead; FSDP_OK: none */
 } fake_device;
 
 static fsdp_status fake_drain(void *dev, void *stream, uint64_t timeout_ns)
 {
     (void)stream, (void)timeout_ns;
     fake_device *device = dev;
+    fsdp_status status = device->first_status != FSDP_OK ? device->first_status : device->drain_status;
     device->n_drains++;
-    return device->drain_status == FSDP_OK ? FSDP_OK
-                                           : fsdp_backend_fail(device->drain_status, "the fake device stopped");
+    device->first_status = FSDP_OK;
+    return status == FSDP_OK ? FSDP_OK : fsdp_backend_fail(status, "the fake device stopped");
 }
 
 static fsdp_status fake_check(void *dev)
@@ -413,17 +415,26 @@ static void destroy_drains_a_running_trace_and_gives_back_every_byte(void **stat
     assert_int_equal(b->memory.live_bytes, 0);
 }
 
-static void spans_that_the_device_may_still_write_are_not_freed(void **state)
+static void assert_not_freed(bench *b, fsdp_status first, fsdp_status others)
 {
-    bench *b = *state;
     fsdp_trace *trace = start(b, 2);
     fsdp_trace_record record = {.kind = FSDP_RECORD_OPERATION, .stream = COMPUTE, .label = ""};
     fsdp_span *span = fsdp__trace_add(trace, &record);
-    b->device.drain_status = FSDP_ERR_TIMEOUT;
+    size_t live_bytes = b->memory.live_bytes;
+    b->device.first_status = first;
+    b->device.drain_status = others;
     fsdp_trace_destroy(trace);
     assert_int_equal(b->ctx.n_live[FSDP__CHILD_TRACE], 0);
-    assert_true(b->memory.live_bytes > 0);
+    assert_int_equal(b->memory.live_bytes, live_bytes);
     *span = (fsdp_span){1, 2};
+}
+
+static void spans_that_the_device_may_still_write_are_not_freed(void **state)
+{
+    assert_not_freed(*state, FSDP_OK, FSDP_ERR_TIMEOUT);
+    assert_not_freed(*state, FSDP_OK, FSDP_ERR_STATE); /* its stream captures, and ran before */
+    assert_not_freed(*state, FSDP_ERR_DEVICE, FSDP_ERR_STATE);
+    assert_not_freed(*state, FSDP_ERR_STATE, FSDP_ERR_DEVICE);
 }
 
 static void start_without_host_memory_changes_nothing(void **state)
