@@ -87,7 +87,9 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_pass_idle(fsdp_model *model, const fsdp
  *  too: for loading values. Errors: STATE (a unit is open, a pass not ended, a micro-step missing); MISMATCH (ranks called
  *  different collectives before an earlier fsdp_adamw_step). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_update_begin(fsdp_model *model, fsdp_stream *stream);
-/** This unit's last write is enqueued: its next gather need wait for no other. Optional; update_end does it for the rest. */
+/** This unit's last write is enqueued: its next gather need wait for no other. Optional; update_end does it for the rest.
+ *  @p stream, of both: update_begin's, or one that comes after that and after all writes, by an event of the caller's: nothing
+ *  here makes it wait. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_update_unit(fsdp_unit *unit, fsdp_stream *stream);
 /** Gathers the held units and the first visits of the pass that pass_begin's `next` named. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_update_end(fsdp_model *model, fsdp_stream *stream);
