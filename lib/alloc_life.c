@@ -127,8 +127,11 @@ fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator)
         return fsdp__fail(FSDP_ERR_STATE, "allocator %s has %u live block%s: free first%s", allocator->name,
                           allocator->ranges.n_live, allocator->ranges.n_live == 1 ? "" : "s", text);
     }
-    /* Its error is the context's. The memory goes back either way, so nothing may be running: there is no deadline. */
-    FSDP_IGNORE(fsdp__context_drain(ctx, UINT64_MAX));
+    fsdp_status status = fsdp__context_settle(ctx, __func__);
+    if (status != FSDP_OK) {
+        fsdp__unlock(ctx);
+        return status;
+    }
     fsdp__capture_lose_pool(ctx, allocator, "was destroyed");
     destroy(allocator);
     ctx->n_live[FSDP__CHILD_ALLOCATOR]--;

@@ -369,6 +369,13 @@ fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns)
     return result;
 }
 
+fsdp_status fsdp__context_settle(fsdp_context *ctx, const char *call)
+{
+    if (fsdp__context_drain(ctx, UINT64_MAX) != FSDP_ERR_STATE) return FSDP_OK;
+    return fsdp__fail(FSDP_ERR_STATE,
+                      "%s: a stream is being captured, so that it cannot be waited for: end the capture first", call);
+}
+
 void fsdp__log(fsdp_context *ctx, const char *format, ...)
 {
     if (ctx->log == NULL) return;

@@ -93,6 +93,9 @@ fsdp_status fsdp__context_late(fsdp_context *ctx, fsdp_status status, uint64_t t
 /* Wait until every stream is idle, at most timeout_ns each. TIMEOUT: one is still running; STATE: one may be, and cannot be
  * waited for now (it captures); another error: all are idle. */
 fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns);
+/* Before memory goes that streams may use: wait until they are idle, without a deadline. STATE: one cannot be waited for. What
+ * has stopped one with an error is the context's to tell. */
+fsdp_status fsdp__context_settle(fsdp_context *ctx, const char *call);
 /* Give a warning to the caller's log. */
 void fsdp__log(fsdp_context *ctx, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

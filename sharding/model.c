@@ -118,11 +118,14 @@ fsdp_status fsdp_model_destroy(fsdp_model *model)
     const fsdp_host_allocator *host = &ctx->host;
     FSDP_TRY(fsdp__capture_off(__func__, ctx));
     fsdp__lock(ctx);
+    fsdp_status status = fsdp__context_settle(ctx, __func__);
+    if (status != FSDP_OK) {
+        fsdp__unlock(ctx);
+        return status;
+    }
     fsdp__capture_forget(model);
     *(model->newer != NULL ? &model->newer->older : &ctx->models) = model->older;
     if (model->older != NULL) model->older->newer = model->newer;
-    /* What stopped it is the context's. The memory goes back either way, so nothing may be running: there is no deadline. */
-    FSDP_IGNORE(fsdp__context_drain(ctx, UINT64_MAX));
     if (model->phase != FSDP__OPEN) fsdp__drop_step(model);
     fsdp__unseal(model);
     fsdp__passes_fini(model);

@@ -41,7 +41,7 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_create(fsdp_context *ctx, con
                                                           fsdp_allocator **out_allocator);
 
 /** Waits until the device is done with every byte, then gives all back. NULL is nothing.
- *  Errors: STATE (a block is live: named; nothing is freed). */
+ *  Errors: STATE (a block is live: named; inside a capture, the library's or the caller's own): nothing is freed. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_allocator_destroy(fsdp_allocator *allocator);
 
 /** @p bytes for use on @p stream, 256-byte aligned, rounded up to 256. 0 bytes give a pointer too.

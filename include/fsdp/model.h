@@ -42,7 +42,8 @@ typedef struct fsdp_model_config {
  *  Errors: ARG, NO_HOST_MEMORY. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_create(fsdp_context *ctx, const fsdp_model_config *config,
                                                       fsdp_model **out_model);
-/** Waits until the context's streams are idle, then frees it, its units, parameters and optimizer. NULL is nothing. */
+/** Waits until the context's streams are idle, then frees it, its units, parameters and optimizer. NULL is nothing.
+ *  Errors: STATE (inside a capture, the library's or the caller's own: nothing is freed). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_destroy(fsdp_model *model);
 
 /* ---- Registration: same calls, same order on every rank; seal compares. ---- */

@@ -241,8 +241,13 @@ static bool refuse_unannounced(fsdp_context *ctx, captured *t)
     EXPECT(begin(NULL, t->s) == 0);
     REFUSED(fsdp_pass_begin(t->model, &pass, t->s), FSDP_ERR_STATE, "is being captured, and the library was not told");
     REFUSED(fsdp_capture_begin(ctx, t->s), FSDP_ERR_STATE, "call fsdp_capture_begin before the capture begins");
+    REFUSED(fsdp_model_destroy(t->model), FSDP_ERR_STATE, "fsdp_model_destroy: a stream is being captured");
+    fsdp_allocator *pool;
+    MUST(fsdp_allocator_create(ctx, NULL, &pool));
+    REFUSED(fsdp_allocator_destroy(pool), FSDP_ERR_STATE, "fsdp_allocator_destroy: a stream is being captured");
     CUDA(cudaStreamEndCapture(fsdp_cuda_stream(t->s), &empty));
     CUDA(cudaGraphDestroy(empty));
+    MUST(fsdp_allocator_destroy(pool));
     return true;
 }
 
