@@ -493,11 +493,11 @@ static int run_own_suite(const comm_suite *suite)
 static bool gpus_are_missing(void)
 {
     int n = 0;
-    gpu_rank_environment(0);
     if (cudaGetDeviceCount(&n) != cudaSuccess) n = 0;
     if (gpu_count_wanted((uint32_t)n) < most) most = gpu_count_wanted((uint32_t)n);
     if ((uint32_t)n < most) most = (uint32_t)n;
     if (most < 2) printf("test_gpu_comm threads is skipped: fewer than two GPUs\n");
+    else gpu_rank_environment(0);
     return most < 2;
 }
 
