@@ -201,6 +201,7 @@ static uint64_t n_updates(const rank *r) { return r->model->stats.steps; }
 static fsdp_status give_up_the_step(rank *r)
 {
     fsdp_status status = fsdp_pass_abort(r->model, r->s);
+    if (!r->gave_up) r->n_before = r->n_values;
     r->gave_up = true;
     if (status != FSDP_OK && r->model->phase != FSDP__IN_UPDATE && rank_alive(r))
         status = fsdp_pass_abort(r->model, r->s);
