@@ -51,8 +51,8 @@ static void ask_streams(fsdp_context *ctx, progress *p)
         if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
         if (pthread_mutex_timedlock(&ctx->lock, &until) != 0) return;
     }
-    for (int t = 0; t < ctx->clocks.n_slots && ctx->capture == NULL;
-         t++) { /* inside a capture nobody asks for events */
+    const int n_asked = ctx->capture == NULL ? ctx->clocks.n_slots : 0; /* inside a capture nobody asks for events */
+    for (int t = 0; t < n_asked; t++) {
         const fsdp_stream *s = ctx->clocks.stream[t];
         p->done[t] = s != NULL ? ask_stream(ctx, s) : ctx->clocks.now[t].at[t] - 1;
     }

@@ -48,7 +48,7 @@ typedef struct fsdp_adamw_args {
  *  written. So a plain loop written like this gives the same bits, with clip from the report. No decay where no_decay is set.
  *  t counts the updates that were not skipped. A norm that is not finite skips the step on every rank. t, lr, clip and
  *  skip live in device memory; the host learns them from the step report.
- *  Stream: enqueues on @p stream and the reduce lane; never blocks. Ranks: collective.
+ *  Stream: enqueues on @p stream, the gather and the reduce lane; never blocks. Ranks: collective.
  *  Errors: as the hooks of step.h; STATE (no new gradients). Source: Loshchilov and Hutter, arXiv:1711.05101. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_adamw_step(fsdp_adamw *opt, const fsdp_adamw_args *args, fsdp_stream *stream);
 

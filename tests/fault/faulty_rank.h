@@ -60,7 +60,7 @@ struct rank {
     /* What came of it. */
     bool finished;
     bool gave_up; /* a step, with the others: from then on who waits for whom is another question than who failed */
-    uint32_t n_before; /* values that it had then */
+    uint32_t n_before; /* values that it had when it gave up */
     bool left;         /* because another rank did, not by an error */
     uint32_t n_errors;
     fsdp_status status; /* of the first error, its call and sentence */

@@ -99,20 +99,22 @@ static void assert_follows_plan(own *o)
     journey_close(&o->j);
 }
 
+static void assert_this_follows_plan(uint32_t n_units, uint32_t depth, const char *forward, const char *backward)
+{
+    own o;
+    init_own(&o, n_units, depth);
+    strcpy(o.forward, forward);
+    strcpy(o.backward, backward);
+    assert_follows_plan(&o);
+}
+
 /* A unit has two lives in the first half here, at two places: each life of the second half has to lie where its own mirror
  * does, not where the unit's last one did. */
 static void a_mirrored_pass_that_comes_back_to_a_unit_has_room_for_its_gathers(void **state)
 {
     (void)state;
-    own o;
-    init_own(&o, 3, 1);
-    strcpy(o.forward, "cacabc");
-    strcpy(o.backward, "cbacac");
-    assert_follows_plan(&o);
-    init_own(&o, 4, 1);
-    strcpy(o.forward, "ccddac");
-    strcpy(o.backward, "caddcc");
-    assert_follows_plan(&o);
+    assert_this_follows_plan(3, 1, "cacabc", "cbacac");
+    assert_this_follows_plan(4, 1, "ccddac", "caddcc");
 }
 
 /* Three visits of b lie between a and c on the way there, one on the way back: at depth 2 the two are gathered at a time only
@@ -120,15 +122,8 @@ static void a_mirrored_pass_that_comes_back_to_a_unit_has_room_for_its_gathers(v
 static void a_mirror_that_is_shorter_on_the_way_back_has_room_for_its_gathers(void **state)
 {
     (void)state;
-    own o;
-    init_own(&o, 4, 2);
-    strcpy(o.forward, "abbbcd");
-    strcpy(o.backward, "cba");
-    assert_follows_plan(&o);
-    init_own(&o, 5, 3);
-    strcpy(o.forward, "aabbccdde");
-    strcpy(o.backward, "dcba");
-    assert_follows_plan(&o);
+    assert_this_follows_plan(4, 2, "abbbcd", "cba");
+    assert_this_follows_plan(5, 3, "aabbccdde", "dcba");
 }
 
 static void passes_that_are_followed_have_room_for_their_gathers(void **state)
