@@ -154,19 +154,22 @@ def print_bytes(lines):
 
 def print_losses(lines):
     """All start from the same values and take the same steps: the losses of the first case must agree."""
+    def case(line):
+        return line["world"], line["layers"], line["dim"], bool(line.get("clip"))
+
     largest = defaultdict(int)
     for line in lines:
-        shape = line["world"], line["layers"], line["dim"]
-        largest[shape] = max(largest[shape], line["tokens"])
+        largest[case(line)] = max(largest[case(line)], line["tokens"])
     losses = defaultdict(set)
     for line in lines:
-        shape = line["world"], line["layers"], line["dim"]
-        if line["tokens"] == largest[shape] and any(line.get("losses", [])):
-            losses[shape].add((variant(line), tuple(line["losses"])))
-    for shape, values in sorted(losses.items()):
-        print(f"Losses of the first steps, {shape[0]} ranks, {shape[1]} x {shape[2]}, {largest[shape]} tokens")
+        if line["tokens"] == largest[case(line)] and any(line.get("losses", [])):
+            losses[case(line)].add((variant(line), tuple(line["losses"])))
+    for (world, layers, dim, clip), values in sorted(losses.items()):
+        print(f"Losses of the first steps, {world} ranks, {layers} x {dim}, {largest[world, layers, dim, clip]} tokens"
+              + (", clipped" if clip else ""))
+        width = max(len(way) for way, _ in values)
         for way, numbers in sorted(values):
-            print(f"    {way:24}" + " ".join(f"{x:.6f}" for x in numbers))
+            print(f"    {way:{width}}  " + " ".join(f"{x:.6f}" for x in numbers))
         for of_step in zip(*(numbers for _, numbers in values)):
             if max(of_step) - min(of_step) > 2e-3 * max(of_step):
                 print("    WARNING: they differ by more than 0.2 %")

@@ -151,7 +151,6 @@ static void rank_close(member *r)
     r->doing = "closing its device";
     r->device->close(r->dev);
     r->doing = NULL;
-    gate_fini(&r->gate);
 }
 
 typedef struct job {
@@ -166,7 +165,8 @@ static void rank_live(member *r, rank_body body)
     rank_open(r);
     r->doing = "in its body";
     if (!r->failed) body(r);
-    rank_close(r);
+    if (r->dev != NULL) rank_close(r);
+    gate_fini(&r->gate);
 }
 
 static void *rank_thread(void *arg)
@@ -231,6 +231,12 @@ bool suite_has(void **state, uint32_t world)
 {
     const comm_suite *suite = ((const team *)*state)->suite;
     return suite->most == 0 || world <= suite->most;
+}
+
+team *team_of_at_most(void **state, uint32_t world)
+{
+    uint32_t most = ((const team *)*state)->suite->most;
+    return new_team(state, suite_has(state, world) ? world : most);
 }
 
 int suite_times(void **state, int usual) { return ((const team *)*state)->suite->loose && usual > 2 ? 2 : usual; }

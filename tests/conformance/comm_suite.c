@@ -175,9 +175,9 @@ static void try_group(member *r)
 
 static void a_group_is_one_operation_of_many_collectives(void **state)
 {
+    bool few = ((const team *)*state)->suite->loose && suite_has(state, 3); /* then of more than two ranks only */
     for (EACH(i, worlds))
-        if (suite_has(state, worlds[i]) && (worlds[i] > 2 || !((const team *)*state)->suite->loose))
-            run_team(new_team(state, worlds[i]), try_group);
+        if (suite_has(state, worlds[i]) && (worlds[i] > 2 || !few)) run_team(new_team(state, worlds[i]), try_group);
 }
 
 /* ---- Order ---- */
@@ -211,7 +211,7 @@ static void wait_for_first_in_line(member *r)
 static void one_communicator_is_one_wire_for_all_streams(void **state)
 {
     bool loose = ((const team *)*state)->suite->loose; /* without a peer there is no wire */
-    for (uint32_t world = loose ? 3 : 1; world <= 3; world++) run_team(new_team(state, world), wait_for_first_in_line);
+    for (uint32_t world = loose ? 3 : 1; world <= 3; world++) run_team(team_of_at_most(state, world), wait_for_first_in_line);
 }
 
 static void pass_by_the_other_communicator(member *r)
@@ -271,17 +271,17 @@ static void run_program(member *r)
 
 static void jitter_and_sync_change_no_result(void **state)
 {
-    uint64_t calm[4], shaken[4];
-    team *t = new_team(state, 4);
+    uint64_t calm[4] = {0}, shaken[4] = {0};
+    team *t = team_of_at_most(state, 4);
     run_team(t, run_program);
-    for (int i = 0; i < 4; i++) memcpy(&calm[i], t->rank[i].sentence, sizeof calm[i]);
+    for (uint32_t i = 0; i < t->world; i++) memcpy(&calm[i], t->rank[i].sentence, sizeof calm[i]);
     for (uint64_t seed = suite_times(state, 4) == 4 ? 1 : 3; seed <= 4; seed++) {
-        t = new_team(state, 4);
+        t = team_of_at_most(state, 4);
         t->jitter_ns = seed < 4 ? 300000 : 0;
         t->jitter_seed = seed;
         t->debug = seed < 4 ? 0 : FSDP_DEBUG_SYNC;
         run_team(t, run_program);
-        for (int i = 0; i < 4; i++) memcpy(&shaken[i], t->rank[i].sentence, sizeof shaken[i]);
+        for (uint32_t i = 0; i < t->world; i++) memcpy(&shaken[i], t->rank[i].sentence, sizeof shaken[i]);
         assert_memory_equal(calm, shaken, sizeof calm);
     }
 }
@@ -299,7 +299,7 @@ static void sync_at_once(member *r)
 
 static void with_debug_sync_a_collective_is_done_when_its_call_returns(void **state)
 {
-    team *t = new_team(state, 3);
+    team *t = team_of_at_most(state, 3);
     t->debug = FSDP_DEBUG_SYNC;
     run_team(t, sync_at_once);
 }
@@ -357,10 +357,10 @@ static void open_again(member *r)
 
 static void ranks_can_open_close_and_open_again(void **state)
 {
-    team *t = new_team(state, 3);
-    void *group = t->suite->group_create(3, &t->link);
+    team *t = team_of_at_most(state, 3);
+    void *group = t->suite->group_create(t->world, &t->link);
     for (int i = suite_times(state, N_OPEN); i-- > 0;) {
-        t = new_team(state, 3);
+        t = team_of_at_most(state, 3);
         t->group = group;
         run_team(t, open_again);
     }
@@ -380,8 +380,7 @@ static void sum_ones(member *r)
 
 static void the_largest_world_works(void **state)
 {
-    uint32_t most = ((const team *)*state)->suite->most;
-    run_team(new_team(state, most > 0 ? most : MAX_RANKS), sum_ones);
+    run_team(team_of_at_most(state, MAX_RANKS), sum_ones);
 }
 
 #define TEST(name)                                   \

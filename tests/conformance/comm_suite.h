@@ -74,6 +74,7 @@ void run_team(team *t, rank_body body);
 team *new_team(void **state, uint32_t world); /* timeouts of 60 s, no link */
 /* The world can be had; how often something is to be repeated. Before or after new_team. */
 bool suite_has(void **state, uint32_t world);
+team *team_of_at_most(void **state, uint32_t world); /* new_team of so many, or of the most that can be had */
 int suite_times(void **state, int usual);
 int team_setup(void **state); /* for CMocka: the initial state is a comm_suite */
 int team_teardown(void **state);

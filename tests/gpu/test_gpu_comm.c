@@ -120,8 +120,6 @@ static void assert_same_sentence(const team *t, const char *part)
     for (uint32_t i = 1; i < t->world; i++) assert_string_equal(t->rank[0].sentence, t->rank[i].sentence);
 }
 
-static team *team_of_at_most(void **state, uint32_t world) { return new_team(state, world < most ? world : most); }
-
 static void the_last_does_not_come(member *r)
 {
     meet(r);
