@@ -211,7 +211,8 @@ static void wait_for_first_in_line(member *r)
 static void one_communicator_is_one_wire_for_all_streams(void **state)
 {
     bool loose = ((const team *)*state)->suite->loose; /* without a peer there is no wire */
-    for (uint32_t world = loose ? 3 : 1; world <= 3; world++) run_team(team_of_at_most(state, world), wait_for_first_in_line);
+    for (uint32_t world = loose ? 3 : 1; world <= 3; world++)
+        run_team(team_of_at_most(state, world), wait_for_first_in_line);
 }
 
 static void pass_by_the_other_communicator(member *r)
@@ -378,10 +379,7 @@ static void sum_ones(member *r)
     EXPECT(one == (float)r->world);
 }
 
-static void the_largest_world_works(void **state)
-{
-    run_team(team_of_at_most(state, MAX_RANKS), sum_ones);
-}
+static void the_largest_world_works(void **state) { run_team(team_of_at_most(state, MAX_RANKS), sum_ones); }
 
 #define TEST(name)                                   \
     {                                                \

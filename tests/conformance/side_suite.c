@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The side channel: blobs, deadlines, aborts. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,7 @@ static void keep_sentence(member *r) { strncpy(r->sentence, fsdp_last_error(), s
 /* Where communicators are slow to open, there are none. */
 static team *new_side_team(void **state, uint32_t world)
 {
-    team *t = new_team(state, world);
+    team *t = team_of_at_most(state, world);
     t->is_apart = t->suite->loose;
     return t;
 }
@@ -104,7 +105,7 @@ static void blobs_of_different_sizes_are_a_mismatch(void **state)
     assert_string_equal(t->rank[1].sentence, t->rank[0].sentence);
 }
 
-static void gather_without_two(member *r)
+static void gather_without_odd(member *r)
 {
     unsigned char all[4 * 8];
     meet(r); /* the others must come together within the timeout */
@@ -119,16 +120,17 @@ static void gather_without_two(member *r)
 static void ranks_that_do_not_come_are_named(void **state)
 {
     team *t = new_side_team(state, 4);
-    run_team(t, gather_without_two);
-    assert_string_equal(without_numbers(t->rank[0].sentence),
-                        "side channel # of 8 bytes: ranks 1, 3 of 4 did not come within 0.500 s");
-    assert_string_equal(t->rank[2].sentence, t->rank[0].sentence);
+    const char *who = t->world == 4 ? "ranks 1, 3 of 4" : t->world == 3 ? "rank 1 of 3" : "rank 1 of 2";
+    char expected[SENTENCE_BYTES];
+    snprintf(expected, sizeof expected, "side channel # of 8 bytes: %s did not come within 0.500 s", who);
+    run_team(t, gather_without_odd);
+    for (uint32_t i = 0; i < t->world; i += 2) assert_string_equal(without_numbers(t->rank[i].sentence), expected);
 }
 
 static void abort_side(member *r)
 {
     unsigned char all[3 * 8];
-    if (r->rank == 2) {
+    if (r->rank == r->world - 1) {
         meet(r);
         (r->sides->fail)(r->side, FSDP_ERR_ABORTED, r->team->arg);
         (r->sides->fail)(r->side, FSDP_ERR_RANK_LOST, "another reason");
@@ -145,9 +147,9 @@ static void an_abort_reaches_every_rank_with_its_reason(void **state)
 {
     for (int i = suite_times(state, 20); i-- > 0;) {
         team *t = new_side_team(state, 3);
-        t->arg = i % 2 ? "rank 2 aborted: the loss is NaN" : "rank 2 aborted";
+        t->arg = i % 2 ? "a rank aborted: the loss is NaN" : "a rank aborted";
         run_team(t, abort_side);
-        for (int k = 0; k < 3; k++) assert_string_equal(t->rank[k].sentence, t->arg);
+        for (uint32_t k = 0; k < t->world; k++) assert_string_equal(t->rank[k].sentence, t->arg);
     }
 }
 

@@ -159,9 +159,25 @@ const char *cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(erro
 
 /* ---- Devices ---- */
 
+static pthread_once_t devices_once = PTHREAD_ONCE_INIT;
+static int n_devices = STANDIN_DEVICES; /* or STANDIN_GPUS of the environment, if that is less */
+
+static void read_devices(void)
+{
+    const char *given = getenv("STANDIN_GPUS");
+    if (given != NULL && atoi(given) > 0 && atoi(given) < STANDIN_DEVICES) n_devices = atoi(given);
+}
+
+static bool is_device(int device)
+{
+    pthread_once(&devices_once, read_devices);
+    return device >= 0 && device < n_devices;
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = STANDIN_DEVICES;
+    pthread_once(&devices_once, read_devices);
+    *count = n_devices;
     return cudaSuccess;
 }
 
@@ -174,7 +190,7 @@ cudaError_t cudaGetDevice(int *device)
 cudaError_t cudaSetDevice(int device)
 {
     if (in_host_function) return standin_return(cudaErrorNotPermitted);
-    if (device < 0 || device >= STANDIN_DEVICES) return standin_return(cudaErrorInvalidDevice);
+    if (!is_device(device)) return standin_return(cudaErrorInvalidDevice);
     current = device;
     return standin_return((cudaError_t)atomic_load(&broken[device]));
 }
@@ -182,7 +198,7 @@ cudaError_t cudaSetDevice(int device)
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
 {
     STANDIN_BEGIN();
-    if (device < 0 || device >= STANDIN_DEVICES) return standin_return(cudaErrorInvalidDevice);
+    if (!is_device(device)) return standin_return(cudaErrorInvalidDevice);
     *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrMultiProcessorCount ? 4 : 0;
     return cudaSuccess;
 }
