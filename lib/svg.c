@@ -22,6 +22,14 @@ fsdp__svg_text fsdp__svg_scaled(double value, const char *unit)
     return fsdp__svg_fixed(value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, unit);
 }
 
+fsdp__svg_text fsdp__svg_ns(uint64_t ns)
+{
+    if (ns < 1000) return fsdp__svg_fixed((double)ns, 0, " ns");
+    if (ns < 1000000) return fsdp__svg_scaled((double)ns / 1e3, " µs");
+    if (ns < 1000000000) return fsdp__svg_scaled((double)ns / 1e6, " ms");
+    return fsdp__svg_scaled((double)ns / 1e9, " s");
+}
+
 fsdp__svg_text fsdp__svg_bytes(uint64_t bytes)
 {
     if (bytes < 1024) return fsdp__svg_fixed((double)bytes, 0, " B");

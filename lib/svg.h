@@ -18,6 +18,8 @@ fsdp__svg_text fsdp__svg_fixed(double value, int decimals, const char *unit);
 fsdp__svg_text fsdp__svg_px(double value);
 /* Three figures. */
 fsdp__svg_text fsdp__svg_scaled(double value, const char *unit);
+/* "1.50 ms" */
+fsdp__svg_text fsdp__svg_ns(uint64_t ns);
 /* "1.50 MiB" */
 fsdp__svg_text fsdp__svg_bytes(uint64_t bytes);
 fsdp__svg_text fsdp__svg_percent(uint64_t part, uint64_t whole);
