@@ -77,7 +77,7 @@ static void fill_record(const fsdp_comm *comm, const fsdp_collective *c, fsdp_tr
 }
 
 /* On the tape, and counted. */
-static void note(fsdp_comm *comm, const fsdp_stream *s, fsdp_collective *list, uint32_t n)
+static void note(fsdp_comm *comm, const fsdp_stream *s, fsdp_collective *list, uint32_t n, uint64_t now_ns)
 {
     fsdp_context *ctx = comm->ctx;
     for (uint32_t i = 0; ctx->trace != NULL && i < n; i++) {
@@ -85,7 +85,8 @@ static void note(fsdp_comm *comm, const fsdp_stream *s, fsdp_collective *list, u
                                     .operation = list[i].kind,
                                     .stream = s->slot,
                                     .other = -1,
-                                    .label = list[i].label};
+                                    .label = list[i].label,
+                                    .enqueued_ns = now_ns};
         fill_record(comm, &list[i], &record);
         list[i].span = fsdp__trace_add(ctx->trace, &record);
     }
@@ -97,11 +98,11 @@ fsdp_status fsdp__comm_enqueue(fsdp_comm *comm, fsdp_stream *s, fsdp_collective 
     fsdp_context *ctx = comm->ctx;
     FSDP_TRY(fsdp__pass_gate(s));
     /* First: should this rank not come back from the next lines, the others are told where it is. */
-    fsdp__flight_add(&ctx->flight, comm->index, list, n, fsdp__point_of(s->slot, fsdp__epoch(s)),
-                     ctx->backend->device->now_ns(ctx->dev));
+    const uint64_t now_ns = ctx->backend->device->now_ns(ctx->dev);
+    fsdp__flight_add(&ctx->flight, comm->index, list, n, fsdp__point_of(s->slot, fsdp__epoch(s)), now_ns);
     fsdp_status status = ctx->debug & FSDP_DEBUG_ORDER ? fsdp__order_check(ctx, comm->index, n) : FSDP_OK;
     if (status != FSDP_OK) return status;
-    note(comm, s, list, n);
+    note(comm, s, list, n, now_ns);
     uint64_t number, hash;
     fsdp__flight_count(&ctx->flight, comm->index, &number, &hash);
     for (uint32_t i = 0; i < n; i++) list[i].captured = ctx->capture != NULL, list[i].number = number;

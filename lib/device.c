@@ -72,7 +72,11 @@ void fsdp__device_event_destroy(fsdp_context *ctx, void *event)
 
 static fsdp_trace_record new_record(const fsdp_stream *s, fsdp_record_kind kind, const char *label)
 {
-    return (fsdp_trace_record){.kind = kind, .stream = s->slot, .other = -1, .label = label != NULL ? label : ""};
+    return (fsdp_trace_record){.kind = kind,
+                               .stream = s->slot,
+                               .other = -1,
+                               .label = label != NULL ? label : "",
+                               .enqueued_ns = s->ctx->backend->device->now_ns(s->ctx->dev)};
 }
 
 /* What the device had no memory for has not happened: off the tape and the count again. (Any other error is its last.) */
@@ -221,6 +225,7 @@ void fsdp__note_host(fsdp_context *ctx, const fsdp__fence *fence)
                                 .other = -1,
                                 .mark = (fsdp_mark)fence->mark,
                                 .event = (uint64_t)(uintptr_t)fence->event,
+                                .enqueued_ns = ctx->backend->device->now_ns(ctx->dev),
                                 .label = ""}; /* the fence's own may have gone with its stream */
     fsdp__trace_add(ctx->trace, &record);
 }
@@ -228,6 +233,10 @@ void fsdp__note_host(fsdp_context *ctx, const fsdp__fence *fence)
 void fsdp__note_use(fsdp_stream *s, const char *label, const fsdp_trace_access *access, uint32_t n)
 {
     if (s->ctx->trace == NULL) return;
+    /* What kernels are between is two records with times. Without this one they are not drawn, and a device that is broken is
+     * told of by the next call. */
+    if (s->ctx->capture == NULL && fsdp__trace_wants_time(s->ctx->trace, s->slot))
+        FSDP_IGNORE(fsdp__record(s, FSDP_MARK_CALLER, s->name, NULL, NULL));
     fsdp_trace_record record = new_record(s, FSDP_RECORD_USE, label);
     assert(n <= FSDP_TRACE_MAX_ACCESSES);
     memcpy(record.access, access, n * sizeof *access);

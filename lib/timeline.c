@@ -7,6 +7,7 @@
 #include "check.h"
 #include "fsdp/device.h"
 #include "hostmem.h"
+#include "timeline_gap.h"
 
 enum { SLOTS = FSDP__TIMELINE_SLOTS };
 
@@ -40,13 +41,23 @@ static void sum_wait(const fsdp_trace_record *record, fsdp_trace_summary *out)
     if (record->other == FSDP_LANE_REDUCE) out->exposed_reduce_ns += stood_ns;
 }
 
+static void sum_gap(const fsdp__gaps *gaps, const fsdp__gap *gap, fsdp_trace_summary *out)
+{
+    out->late_ns += gap->late_ns;
+    if (!gaps->sees_kernels) out->between_ns += gap->end_ns - gap->start_ns;
+}
+
 void fsdp__timeline_sum(const fsdp_trace *trace, int32_t slot, fsdp_trace_summary *out)
 {
     uint64_t first_ns = UINT64_MAX, last_ns = 0, compute_until_ns = 0;
     uint64_t gather_until_ns[SLOTS] = {0}, reduce_until_ns[SLOTS] = {0};
+    fsdp__gaps gaps;
+    fsdp__gaps_begin(&gaps, trace);
     uint64_t n = fsdp_trace_count(trace);
     for (uint64_t i = 0; i < n; i++) {
         const fsdp_trace_record *record = fsdp_trace_at(trace, i);
+        fsdp__gap gap;
+        if (fsdp__gaps_read(&gaps, record, &gap) && record->stream == slot) sum_gap(&gaps, &gap, out);
         if (record->end_ns == 0) continue; /* has not run */
         if (record->start_ns < first_ns) first_ns = record->start_ns;
         if (record->end_ns > last_ns) last_ns = record->end_ns;
@@ -67,22 +78,13 @@ void fsdp__timeline_sum(const fsdp_trace *trace, int32_t slot, fsdp_trace_summar
 
 /* ---- What a picture shows ---- */
 
-enum {
-    MAX_OPEN = 32,   /* windows of one stream at a time; deeper ones are not followed */
-    LOOK_BACK = 4096 /* records in which an awaited event is looked for: one before them is long past */
-};
-
-typedef struct window {
-    const char *label;
-    size_t unit;
-    bool writes;
-} window;
+enum { LOOK_BACK = 4096 /* records in which an awaited event is looked for: one before them is long past */ };
 
 /* What was open and pending on each stream while the tape is read. */
 typedef struct reader {
     fsdp__timeline *out;
-    window open[SLOTS][MAX_OPEN];
-    int n_open[SLOTS];
+    fsdp__gaps gaps;
+    bool has_windows[SLOTS];
     fsdp__bar pending[SLOTS]; /* count 0: none */
     uint64_t last_arrow_ns[SLOTS + 1][SLOTS][FSDP__WEIGHTS];
 } reader;
@@ -104,12 +106,16 @@ static void make_rows(fsdp__timeline *t, const bool *used, const uint64_t *busy_
     }
 }
 
-static void survey(fsdp__timeline *t, int pixels)
+static void survey(fsdp__timeline *t, int pixels, fsdp__gaps *gaps)
 {
+    fsdp__gaps_begin(gaps, t->trace);
     bool used[SLOTS] = {false};
     uint64_t busy_ns[SLOTS] = {0}, first_ns = UINT64_MAX, last_ns = 0, n = fsdp_trace_count(t->trace);
     for (uint64_t i = 0; i < n; i++) {
         const fsdp_trace_record *record = fsdp_trace_at(t->trace, i);
+        fsdp__gap gap;
+        if (fsdp__gaps_read(gaps, record, &gap) && !gaps->sees_kernels && gap.late_ns == 0)
+            busy_ns[record->stream] += gap.end_ns - gap.start_ns;
         if (!has_run(record)) continue;
         if (record->start_ns < first_ns) first_ns = record->start_ns;
         if (record->end_ns > last_ns) last_ns = record->end_ns;
@@ -163,7 +169,13 @@ static bool read_wait(reader *r, uint64_t index, const fsdp_trace_record *wait)
 
 /* ---- Bars ---- */
 
-static fsdp__shade shade_of(fsdp_operation operation, const window *inside)
+static fsdp__shade shade_of_compute(const fsdp__window *inside)
+{
+    if (inside == NULL) return FSDP__SHADE_COMPUTE;
+    return inside->writes ? FSDP__SHADE_BACKWARD : FSDP__SHADE_FORWARD;
+}
+
+static fsdp__shade shade_of(fsdp_operation operation, const fsdp__window *inside)
 {
     switch (operation) {
     case FSDP_OPERATION_ALL_GATHER: return FSDP__SHADE_GATHER;
@@ -184,8 +196,7 @@ static fsdp__shade shade_of(fsdp_operation operation, const window *inside)
     case FSDP_OPERATION_REPLAY:
     case FSDP_OPERATION_DELAY: break;
     }
-    if (inside == NULL) return FSDP__SHADE_COMPUTE;
-    return inside->writes ? FSDP__SHADE_BACKWARD : FSDP__SHADE_FORWARD;
+    return shade_of_compute(inside);
 }
 
 static bool note_unit(fsdp__timeline *t, const char *label, size_t *out_unit)
@@ -194,26 +205,6 @@ static bool note_unit(fsdp__timeline *t, const char *label, size_t *out_unit)
         if (strcmp(t->unit[*out_unit], label) == 0) return true;
     if (!fsdp__host_grow(t->host, &t->unit, &t->unit_capacity, t->n_units + 1, sizeof *t->unit)) return false;
     t->unit[t->n_units++] = label;
-    return true;
-}
-
-/* A use record opens the window of its unit or, if that is open, closes it. The caller's kernels belong to the window
- * that was opened last. */
-static bool read_use(reader *r, const fsdp_trace_record *use)
-{
-    window *open = r->open[use->stream];
-    int *n_open = &r->n_open[use->stream], at = *n_open - 1;
-    while (at >= 0 && strcmp(open[at].label, use->label) != 0) at--;
-    if (at >= 0) {
-        memmove(&open[at], &open[at + 1], (size_t)(*n_open - at - 1) * sizeof *open);
-        (*n_open)--;
-        return true;
-    }
-    if (*n_open == MAX_OPEN) return true;
-    window opened = {.label = use->label};
-    for (uint32_t a = 0; a < use->n_accesses; a++) opened.writes = opened.writes || use->access[a].write;
-    if (!note_unit(r->out, use->label, &opened.unit)) return false;
-    open[(*n_open)++] = opened;
     return true;
 }
 
@@ -227,26 +218,14 @@ static bool keep_bar(reader *r, fsdp__bar *pending)
     return true;
 }
 
-/* Operations that together are narrower than half a pixel are one bar, in the colour of the longest; so are the members
- * of a group, which have one span. */
-static bool read_operation(reader *r, const fsdp_trace_record *record)
+/* Those that together are narrower than half a pixel are one bar, with the looks of the longest; so are the members of a group,
+ * which have one span. */
+static bool add_bar(reader *r, int32_t slot, fsdp__bar b)
 {
-    fsdp__bar *pending = &r->pending[record->stream];
-    int n_open = r->n_open[record->stream];
-    const window *inside = n_open > 0 ? &r->open[record->stream][n_open - 1] : NULL;
-    fsdp__bar b = {record->start_ns,
-                   record->end_ns,
-                   record->bytes,
-                   1,
-                   r->out->row_of[record->stream],
-                   shade_of(record->operation, inside),
-                   0,
-                   record,
-                   record->label};
-    if (b.shade == FSDP__SHADE_FORWARD || b.shade == FSDP__SHADE_BACKWARD) {
-        b.name = inside->label;
-        b.unit = inside->unit;
-    }
+    fsdp__bar *pending = &r->pending[slot];
+    b.count = 1;
+    b.row = r->out->row_of[slot];
+    b.longest_ns = b.end_ns - b.start_ns;
     bool one_span = b.start_ns == pending->start_ns && b.end_ns == pending->end_ns;
     bool narrow = 2 * (b.end_ns - pending->start_ns) < r->out->pixel_ns;
     if (pending->count == 0 || (!one_span && !narrow)) {
@@ -254,16 +233,49 @@ static bool read_operation(reader *r, const fsdp_trace_record *record)
         *pending = b;
         return true;
     }
-    if (b.end_ns - b.start_ns > pending->longest->end_ns - pending->longest->start_ns) {
-        pending->shade = b.shade;
-        pending->unit = b.unit;
-        pending->longest = record;
-        pending->name = b.name;
-    }
-    if (b.end_ns > pending->end_ns) pending->end_ns = b.end_ns;
-    pending->bytes += b.bytes;
-    pending->count++;
+    fsdp__bar both = b.longest_ns > pending->longest_ns ? b : *pending;
+    both.start_ns = pending->start_ns;
+    both.end_ns = b.end_ns > pending->end_ns ? b.end_ns : pending->end_ns;
+    both.bytes = pending->bytes + b.bytes;
+    both.count = pending->count + 1;
+    *pending = both;
     return true;
+}
+
+static bool note_window(reader *r, const fsdp__window *inside, fsdp__bar *b)
+{
+    b->name = inside->label;
+    return note_unit(r->out, inside->label, &b->unit);
+}
+
+static bool read_operation(reader *r, const fsdp_trace_record *record)
+{
+    const fsdp__window *inside = fsdp__gaps_window(&r->gaps, record->stream);
+    fsdp__bar b = {.start_ns = record->start_ns,
+                   .end_ns = record->end_ns,
+                   .bytes = record->bytes,
+                   .shade = shade_of(record->operation, inside),
+                   .kind = fsdp_operation_name(record->operation),
+                   .name = record->label};
+    bool in_window = b.shade == FSDP__SHADE_FORWARD || b.shade == FSDP__SHADE_BACKWARD;
+    return (!in_window || note_window(r, inside, &b)) && add_bar(r, record->stream, b);
+}
+
+/* Where the caller's kernels are not seen, a bar for them in windows and between them; else one where the host was late. */
+static bool read_gap(reader *r, int32_t slot, const fsdp__gap *gap)
+{
+    if (!r->has_windows[slot]) return true;
+    fsdp__bar b = {.start_ns = gap->start_ns, .end_ns = gap->end_ns, .kind = "between hooks", .name = ""};
+    b.late = gap->late_ns > 0;
+    if (r->gaps.sees_kernels) {
+        if (!b.late) return true;
+        b.shade = FSDP__SHADE_IDLE;
+        b.kind = "idle";
+        b.end_ns = gap->start_ns + gap->late_ns;
+        return add_bar(r, slot, b);
+    }
+    b.shade = shade_of_compute(gap->inside);
+    return (gap->inside == NULL || note_window(r, gap->inside, &b)) && add_bar(r, slot, b);
 }
 
 /* ---- All of it ---- */
@@ -271,7 +283,9 @@ static bool read_operation(reader *r, const fsdp_trace_record *record)
 static bool read_record(reader *r, uint64_t index)
 {
     const fsdp_trace_record *record = fsdp_trace_at(r->out->trace, index);
-    if (record->kind == FSDP_RECORD_USE) return read_use(r, record);
+    fsdp__gap gap;
+    if (fsdp__gaps_read(&r->gaps, record, &gap) && !read_gap(r, record->stream, &gap)) return false;
+    if (record->kind == FSDP_RECORD_USE) r->has_windows[record->stream] = true;
     if (!has_run(record)) return true;
     if (record->kind == FSDP_RECORD_WAIT) return read_wait(r, index, record);
     return record->kind == FSDP_RECORD_OPERATION ? read_operation(r, record) : true;
@@ -284,7 +298,8 @@ fsdp_status fsdp__timeline_read(const fsdp_host_allocator *host, const fsdp_trac
     reader *r = fsdp__host_alloc(host, 1, sizeof *r);
     if (r == NULL) goto no_memory;
     r->out = out;
-    survey(out, pixels);
+    survey(out, pixels, &r->gaps);
+    fsdp__gaps_begin(&r->gaps, trace);
     uint64_t n = fsdp_trace_count(trace);
     bool read = true;
     for (uint64_t i = 0; read && i < n; i++) read = read_record(r, i);

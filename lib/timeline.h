@@ -18,6 +18,7 @@ typedef enum fsdp__shade {
     FSDP__SHADE_OPTIMIZER,
     FSDP__SHADE_SMALL,
     FSDP__SHADE_OTHER,
+    FSDP__SHADE_IDLE, /* nothing: the host was late */
     FSDP__SHADES
 } fsdp__shade;
 
@@ -29,15 +30,17 @@ typedef enum fsdp__weight {
     FSDP__WEIGHTS
 } fsdp__weight;
 
-/* One operation, or several that are too narrow to be seen apart. */
+/* One operation or gap, or several that are too narrow to be seen apart. */
 typedef struct fsdp__bar {
     uint64_t start_ns, end_ns, bytes;
     uint32_t count;
     int row;
     fsdp__shade shade;
-    size_t unit;                      /* FORWARD, BACKWARD: the window's, by order of first use */
-    const fsdp_trace_record *longest; /* of the operations */
-    const char *name;                 /* the window's unit, or the longest's label */
+    size_t unit;         /* FORWARD, BACKWARD: the window's, by order of first use */
+    uint64_t longest_ns; /* of them; what follows is about that one */
+    const char *kind;    /* an operation's name, "between hooks", "idle" */
+    const char *name;    /* the window's unit, or the operation's label */
+    bool late;           /* it ended with the stream empty: the host was late */
 } fsdp__bar;
 
 /* A wait, on its way from the event's record. */

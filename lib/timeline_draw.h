@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A picture of a tape while it is drawn: where things are, and the looks of bars and waits. timeline_frame.c draws what is around
- * the lanes, timeline_svg.c what is in them. */
+/* A picture of a tape while it is drawn: where things are, and the looks of bars and waits. timeline_frame.c draws what
+ * is around the lanes, timeline_svg.c what is in them. */
 #ifndef FSDP_LIB_TIMELINE_DRAW_H
 #define FSDP_LIB_TIMELINE_DRAW_H
 

@@ -11,7 +11,7 @@ const fsdp__shade_look fsdp__shade_looks[FSDP__SHADES] = {
     [FSDP__SHADE_COMPUTE] = {"#bcd3e6", "compute"},          [FSDP__SHADE_GATHER] = {"#86d3ac", "all-gather"},
     [FSDP__SHADE_SCATTER] = {"#f6bc70", "reduce-scatter"},   [FSDP__SHADE_ALL_REDUCE] = {"#f0977a", "all-reduce"},
     [FSDP__SHADE_OPTIMIZER] = {"#eeb1d3", "optimizer"},      [FSDP__SHADE_SMALL] = {"#9eabb8", "cast, fill, copy, add"},
-    [FSDP__SHADE_OTHER] = {"#cdbf9f", "broadcast, barrier"},
+    [FSDP__SHADE_OTHER] = {"#cdbf9f", "broadcast, barrier"}, [FSDP__SHADE_IDLE] = {"#f1f4f7", NULL},
 };
 
 const fsdp__weight_look fsdp__weight_looks[FSDP__WEIGHTS] = {
@@ -35,10 +35,13 @@ static void draw_head(const fsdp__picture *p)
           ".v{font-size:19px;font-weight:bold}.lane{font-size:14px;font-weight:bold}\n"
           "path{fill:none}.p{stroke:#aab4bf;stroke-width:.8}.s{stroke:#52606d;stroke-width:1.2}\n"
           ".e{stroke:#d0342c;stroke-width:1.8}.tp{fill:#7b8794}.ts{fill:#3e4c59}.te{fill:#b3261e;font-weight:bold}\n"
-          ".h{fill:url(#hatch);stroke:#d0342c;stroke-width:.7}.k{fill:#f1f4f7}.a{stroke:#e3e8ed;stroke-width:1}\n"
+          ".h{fill:url(#hatch);stroke:#d0342c;stroke-width:.7}.l{fill:url(#dots);pointer-events:none}\n.k{fill:#f1f4f7}"
+          ".a{stroke:#e3e8ed;stroke-width:1}\n"
           "</style>\n<defs>\n<pattern id=\"hatch\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
           "patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#fdeeec\"/>"
-          "<rect width=\"2\" height=\"6\" fill=\"#e4716b\"/></pattern>\n",
+          "<rect width=\"2\" height=\"6\" fill=\"#e4716b\"/></pattern>\n"
+          "<pattern id=\"dots\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\">"
+          "<circle cx=\"1.5\" cy=\"1.5\" r=\"1.1\" fill=\"#52606d\"/></pattern>\n",
           p->file);
     for (int w = 0; w < FSDP__WEIGHTS; w++)
         fprintf(
@@ -61,6 +64,12 @@ static double put_figure(const fsdp__picture *p, double x, const char *caption, 
     return x + fsdp__svg_width(widest < 15 ? 15 : widest) + 36;
 }
 
+/* Where the tape does not see the caller's kernels, a stream that was not empty at the end of a gap ran them. */
+static uint64_t ran_ns(const fsdp_trace_summary *sum)
+{
+    return sum->compute_ns + (sum->between_ns > sum->late_ns ? sum->between_ns - sum->late_ns : 0);
+}
+
 static void draw_summary(const fsdp__picture *p)
 {
     const fsdp__timeline *t = p->timeline;
@@ -76,14 +85,17 @@ static void draw_summary(const fsdp__picture *p)
     else snprintf(note, sizeof note, "%llu records, %llu more lost", n, dropped);
     double x = put_figure(p, 24, "span", sum.span_ns, note);
     if (t->compute_slot >= 0) {
-        snprintf(note, sizeof note, "%s of the span", fsdp__svg_percent(sum.compute_ns, sum.span_ns).text);
+        snprintf(note, sizeof note, "%s of the span", fsdp__svg_percent(ran_ns(&sum), sum.span_ns).text);
         snprintf(caption, sizeof caption, "%s ran", compute);
-        x = put_figure(p, x, caption, sum.compute_ns, note);
+        x = put_figure(p, x, caption, ran_ns(&sum), note);
         snprintf(note, sizeof note, "%s of the span: %s for gathers, %s for reductions",
                  fsdp__svg_percent(sum.exposed_ns, sum.span_ns).text, fsdp__svg_ns(sum.exposed_gather_ns).text,
                  fsdp__svg_ns(sum.exposed_reduce_ns).text);
         snprintf(caption, sizeof caption, "exposed: %s stood and waited", compute);
         x = put_figure(p, x, caption, sum.exposed_ns, note);
+        snprintf(note, sizeof note, "%s%s of the span", sum.between_ns > 0 ? "at most " : "",
+                 fsdp__svg_percent(sum.late_ns, sum.span_ns).text);
+        if (sum.late_ns >= t->pixel_ns) x = put_figure(p, x, "the host was late", sum.late_ns, note);
     }
     snprintf(note, sizeof note, "%s of the span, %s sent", fsdp__svg_percent(sum.gather_ns, sum.span_ns).text,
              fsdp__svg_bytes(sum.gather_bytes).text);
@@ -135,7 +147,7 @@ static void draw_rows(const fsdp__picture *p)
         fsdp_trace_summary sum = FSDP_TRACE_SUMMARY_INIT;
         fsdp__timeline_sum(t->trace, slot, &sum);
         fprintf(p->file, "</text><text class=\"g\" x=\"24\" y=\"%d\">ran %s</text>\n", y + 30,
-                fsdp__svg_percent(sum.compute_ns, t->span_ns).text);
+                fsdp__svg_percent(ran_ns(&sum), t->span_ns).text);
     }
 }
 
@@ -148,29 +160,42 @@ static double put_legend(const fsdp__picture *p, double x, int line, const char 
     return x + 31 + fsdp__svg_width(fsdp__svg_chars(text) + fsdp__svg_chars(more)) * 0.92 + 24;
 }
 
-/* Of what is in the picture: bars on one line, waits on the other. */
-void fsdp__draw_legend(const fsdp__picture *p)
+/* Of what is in the picture: bars on one line, waits and a late host on the other. */
+static double put_shades(const fsdp__picture *p, double x)
 {
     const fsdp__timeline *t = p->timeline;
-    bool has_shade[FSDP__SHADES] = {false};
-    for (size_t i = 0; i < t->n_bars; i++) has_shade[t->bar[i].shade] = true;
-    double x = 24;
-    char shape[160];
-    for (int s = 0; s < FSDP__SHADES; s++) {
-        snprintf(shape, sizeof shape, "<rect width=\"24\" height=\"14\" rx=\"2\" fill=\"%s\"/>",
-                 fsdp__shade_looks[s].fill);
-        bool ramp = s == FSDP__SHADE_FORWARD || s == FSDP__SHADE_BACKWARD;
-        if (has_shade[s]) x = put_legend(p, x, 0, shape, fsdp__shade_looks[s].legend, ramp ? ", shaded by unit" : "");
+    bool has_shade[FSDP__SHADES] = {false}, is_late = false;
+    for (size_t i = 0; i < t->n_bars; i++) {
+        has_shade[t->bar[i].shade] = true;
+        is_late = is_late || t->bar[i].late;
     }
-    x = 24;
+    char shape[160];
+    double at = x;
+    for (int s = 0; s < FSDP__SHADES; s++) {
+        const fsdp__shade_look *look = &fsdp__shade_looks[s];
+        if (!has_shade[s] || look->legend == NULL) continue;
+        snprintf(shape, sizeof shape, "<rect width=\"24\" height=\"14\" rx=\"2\" fill=\"%s\"/>", look->fill);
+        bool ramp = s == FSDP__SHADE_FORWARD || s == FSDP__SHADE_BACKWARD;
+        at = put_legend(p, at, 0, shape, look->legend, ramp ? ", shaded by unit" : "");
+    }
+    return is_late ? put_legend(p, x, 1, "<rect class=\"l\" width=\"24\" height=\"14\"/>",
+                                "the host was late: nothing left to run", "")
+                   : x;
+}
+
+void fsdp__draw_legend(const fsdp__picture *p)
+{
+    double x = put_shades(p, 24);
+    char shape[160];
     if (p->n_waits[FSDP__WEIGHT_EXPOSED] > 0)
         x = put_legend(p, x, 1, "<rect class=\"h\" width=\"24\" height=\"14\"/>", "exposed: compute stood and waited",
                        "");
     for (int w = FSDP__WEIGHTS - 1; w >= 0; w--) {
-        snprintf(shape, sizeof shape, "<path class=\"%s\" marker-end=\"url(#%s)\" d=\"M0 7H19\"/>",
-                 fsdp__weight_looks[w].css, fsdp__weight_looks[w].css);
+        const fsdp__weight_look *look = &fsdp__weight_looks[w];
+        snprintf(shape, sizeof shape, "<path class=\"%s\" marker-end=\"url(#%s)\" d=\"M0 7H19\"/>", look->css,
+                 look->css);
         const char *more = p->n_waits[w] > CROWD ? ": too many, not drawn" : "";
-        if (p->n_waits[w] > 0) x = put_legend(p, x, 1, shape, fsdp__weight_looks[w].legend, more);
+        if (p->n_waits[w] > 0) x = put_legend(p, x, 1, shape, look->legend, more);
     }
 }
 

@@ -132,10 +132,7 @@ static bool in_window(const fsdp__bar *b)
     return b->shade == FSDP__SHADE_FORWARD || b->shade == FSDP__SHADE_BACKWARD;
 }
 
-static const char *kind_of(const fsdp__bar *b)
-{
-    return in_window(b) ? fsdp__shade_looks[b->shade].legend : fsdp_operation_name(b->longest->operation);
-}
+static const char *kind_of(const fsdp__bar *b) { return in_window(b) ? fsdp__shade_looks[b->shade].legend : b->kind; }
 
 /* Compute is shaded by its unit's place in the order of first use, light to full. */
 static void put_fill(const fsdp__picture *p, const fsdp__bar *b)
@@ -157,10 +154,11 @@ static void put_fill(const fsdp__picture *p, const fsdp__bar *b)
 static void put_bar_title(const fsdp__picture *p, const fsdp__bar *b)
 {
     fputs("<title>", p->file);
-    if (b->count > 1) fprintf(p->file, "%u operations, the longest: ", (unsigned)b->count);
+    if (b->count > 1) fprintf(p->file, "%u in turn, the longest: ", (unsigned)b->count);
     fprintf(p->file, "%s%s", kind_of(b), b->name[0] != '\0' ? " " : "");
     fsdp__svg_put(p->file, b->name);
     if (b->bytes > 0) fprintf(p->file, "\n%s", fsdp__svg_bytes(b->bytes).text);
+    if (b->late) fputs("\nnothing was left to run when the host came: it was late", p->file);
     fprintf(p->file, "\nstarts %s\ntakes %s</title>", fsdp__svg_ns(b->start_ns - p->timeline->first_ns).text,
             fsdp__svg_ns(b->end_ns - b->start_ns).text);
 }
@@ -179,15 +177,24 @@ static void put_bar_text(const fsdp__picture *p, const fsdp__bar *b, double x, d
     fputs("</text>\n", p->file);
 }
 
-static void draw_bar(const fsdp__picture *p, const fsdp__bar *b)
+static void open_rect(const fsdp__picture *p, const fsdp__bar *b, double x, double width)
 {
-    double x = fsdp__x_of(p, b->start_ns), width = fsdp__width_of(p, b->end_ns - b->start_ns);
     double drawn = width > 3 ? width - 0.8 : width < 0.5 ? 0.5 : width; /* a gap to the neighbour where there is room */
     fprintf(p->file, "<rect x=\"%s\" y=\"%d\" width=\"%s\" height=\"%d\"%s", fsdp__svg_px(x).text,
             (int)fsdp__y_of(b->row), fsdp__svg_px(drawn).text, BAR, width > 6 ? " rx=\"2\"" : "");
+}
+
+static void draw_bar(const fsdp__picture *p, const fsdp__bar *b)
+{
+    double x = fsdp__x_of(p, b->start_ns), width = fsdp__width_of(p, b->end_ns - b->start_ns);
+    open_rect(p, b, x, width);
     put_fill(p, b);
     put_bar_title(p, b);
     fputs("</rect>\n", p->file);
+    if (b->late) {
+        open_rect(p, b, x, width);
+        fputs(" class=\"l\"/>\n", p->file);
+    }
     if (b->count == 1) put_bar_text(p, b, x, width);
 }
 

@@ -29,6 +29,7 @@ struct fsdp_trace {
     uint32_t *label_at; /* [LABEL_SLOTS]: offset into pool; 0: empty */
     char stream_name[FSDP__SLOTS][sizeof((fsdp_stream *)0)->name];
     bool stream_seen[FSDP__SLOTS];
+    bool has_time[FSDP__SLOTS]; /* the stream's last record */
 };
 
 static void free_trace(const fsdp_host_allocator *host, fsdp_trace *trace)
@@ -137,6 +138,7 @@ fsdp_span *fsdp__trace_add(fsdp_trace *trace, const fsdp_trace_record *record)
     *kept = *record;
     kept->label = intern_label(trace, record->label);
     kept->start_ns = kept->end_ns = 0;
+    if (record->kind != FSDP_RECORD_HOST) trace->has_time[record->stream] = record->kind != FSDP_RECORD_USE;
     note_stream(trace, record->stream);
     if (record->kind == FSDP_RECORD_WAIT) note_stream(trace, record->other);
     return &trace->span[trace->count++];
@@ -188,6 +190,13 @@ void fsdp_trace_destroy(fsdp_trace *trace)
     ctx->n_live[FSDP__CHILD_TRACE]--;
     fsdp__unlock(ctx);
     if (!in_flight) free_trace(&ctx->host, trace);
+}
+
+bool fsdp__trace_sees_kernels(const fsdp_trace *trace) { return !trace->ctx->caps.native_kernels; }
+
+bool fsdp__trace_wants_time(const fsdp_trace *trace, int32_t slot)
+{
+    return !fsdp__trace_sees_kernels(trace) && !trace->has_time[slot];
 }
 
 uint64_t fsdp_trace_count(const fsdp_trace *trace)

@@ -28,6 +28,7 @@ typedef struct fsdp_device_caps {
     bool has_data;        /**< memory has content; false: addresses only, never read or written by anybody */
     bool can_host_call;   /**< FSDP_OPERATION_HOST_CALL works */
     bool can_capture;     /**< what a stream is given can be captured as a graph (capture.h) */
+    bool native_kernels;  /**< the caller gives streams kernels himself, which no tape sees */
 } fsdp_device_caps;
 
 /** Where a backend writes when an enqueued thing began and ended, in its own ns; it may be read once the stream is

@@ -81,7 +81,9 @@ typedef struct fsdp_trace_record {
     uint64_t event;           /**< EVENT, WAIT, HOST: identity of the device's event. A wait means the last record before it */
     const char *label;        /**< unit, stream or model that it is about; "" for none. Valid while the trace lives */
     uint64_t bytes;           /**< OPERATION: bytes moved, by host.h's counts for collectives */
-    uint64_t start_ns, end_ns;/**< device time. WAIT: how long the stream stood. 0, 0 if it has not run */
+    uint64_t enqueued_ns;     /**< when the host came with it, by fsdp_context_now_ns */
+    uint64_t start_ns, end_ns;/**< device time, on the same clock: on CUDA to some µs. WAIT: how long the stream stood. 0, 0
+                                   if it has not run */
     uint32_t n_accesses;
     fsdp_trace_access access[FSDP_TRACE_MAX_ACCESSES];
 } fsdp_trace_record;
@@ -114,6 +116,11 @@ typedef struct fsdp_trace_summary {
     size_t size;
     uint64_t span_ns;      /**< first start to last end, over all streams */
     uint64_t compute_ns;   /**< operations on the stream asked about */
+    uint64_t between_ns;   /**< CUDA, where the tape does not see the caller's kernels: they, or nothing, between the stream's
+                                records where none of these ran. 0 elsewhere, where they are operations */
+    uint64_t late_ns;      /**< the stream had nothing left when the host came with its next record: so long it stood idle;
+                                on CUDA at most so long, a part of between_ns: all between two records of which the second
+                                was reached at once (within 20 µs) */
     uint64_t exposed_ns;   /**< its waits, all */
     uint64_t exposed_gather_ns; /**< of these, for an event that the gather lane recorded */
     uint64_t exposed_reduce_ns; /**< … and the reduce lane */
@@ -121,12 +128,13 @@ typedef struct fsdp_trace_summary {
     uint64_t gather_bytes, reduce_bytes;
 } fsdp_trace_summary;
 
-#define FSDP_TRACE_SUMMARY_INIT {sizeof(fsdp_trace_summary), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_TRACE_SUMMARY_INIT {sizeof(fsdp_trace_summary), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** Errors: ARG; STATE (not stopped). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_trace_summarize(const fsdp_trace *trace, const fsdp_stream *compute,
                                                          fsdp_trace_summary *out_summary);
-/** Draw it: a lane a row, bars for operations, arrows for edges with their mark, exposed time hatched. @p title: one line.
+/** Draw it: a lane a row, bars for operations (on CUDA for what is between the caller's hooks, too), arrows for edges with
+ *  their mark, exposed time hatched, a late host dotted. @p title: one line.
  *  Errors: ARG; STATE (not stopped); IO (half a picture is not left at @p path). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_trace_write_svg(const fsdp_trace *trace, const char *path, const char *title);
 

@@ -241,7 +241,8 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
                                        .granularity = GRANULARITY,
                                        .has_data = true,
                                        .can_host_call = true,
-                                       .can_capture = true};
+                                       .can_capture = true,
+                                       .native_kernels = true};
         *out_dev = dev;
     } else {
         close_parts(dev);

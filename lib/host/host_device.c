@@ -34,7 +34,8 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     atomic_flag_clear(&dev->warned);
     pthread_mutex_init(&dev->lock, NULL);
     fsdp__cond_init(&dev->failed);
-    *out_caps = (fsdp_device_caps){sizeof *out_caps, PAGE, PAGE, true, true, false};
+    *out_caps = (fsdp_device_caps){
+        .size = sizeof *out_caps, .alignment = PAGE, .granularity = PAGE, .has_data = true, .can_host_call = true};
     *out_dev = dev;
     return FSDP_OK;
 }

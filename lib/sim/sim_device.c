@@ -123,7 +123,8 @@ static fsdp_status sim_open(const fsdp_device_args *args, void **out_dev, fsdp_d
     atomic_init(&d->aborted, false);
     pthread_mutex_init(&d->lock, NULL); /* cannot fail on Linux with default attributes */
     *out_dev = d;
-    *out_caps = (fsdp_device_caps){sizeof *out_caps, config.alignment, config.granularity, false, false, false};
+    *out_caps =
+        (fsdp_device_caps){.size = sizeof *out_caps, .alignment = config.alignment, .granularity = config.granularity};
     return FSDP_OK;
 }
 

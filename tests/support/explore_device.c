@@ -30,7 +30,11 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     dev->next = dev->x->devices;
     dev->x->devices = dev;
     pthread_mutex_unlock(&dev->x->lock);
-    *out_caps = (fsdp_device_caps){sizeof *out_caps, ALIGNMENT, GRANULARITY, true, true, false};
+    *out_caps = (fsdp_device_caps){.size = sizeof *out_caps,
+                                   .alignment = ALIGNMENT,
+                                   .granularity = GRANULARITY,
+                                   .has_data = true,
+                                   .can_host_call = true};
     *out_dev = dev;
     return FSDP_OK;
 }

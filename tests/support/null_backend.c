@@ -49,7 +49,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
     fsdp_status status = open_object(args->host, args->backend_config, &dev);
     if (status != FSDP_OK) return status;
     *out_dev = dev;
-    *out_caps = (fsdp_device_caps){sizeof *out_caps, ALIGNMENT, ALIGNMENT, false, false, false};
+    *out_caps = (fsdp_device_caps){.size = sizeof *out_caps, .alignment = ALIGNMENT, .granularity = ALIGNMENT};
     return FSDP_OK;
 }
 

@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* What a picture shows, by value, before it is drawn; then the file: whole, escaped, bounded, and errors told. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,121 +8,11 @@
 #include <unistd.h>
 
 #include "context.h"
-#include "fsdp/trace.h"
 #include "scarce.h"
 #include "svg_assert.h"
-#include "timeline.h"
+#include "timeline_rig.h"
 #include "timeline_svg.h"
 #include "trace.h"
-#include "worked_step.h"
-
-enum { GATHER = FSDP_LANE_GATHER, REDUCE = FSDP_LANE_REDUCE, COMPUTE = WORKED_COMPUTE, PIXELS = 1000 };
-
-/* No stream runs anything here. */
-__attribute__((weak)) fsdp_status fsdp__context_drain(fsdp_context *ctx, uint64_t timeout_ns)
-{
-    (void)ctx, (void)timeout_ns;
-    return FSDP_OK;
-}
-
-typedef struct bench {
-    worked_step w;
-    fsdp__timeline timeline;
-    char path[64];
-    char *svg; /* what was drawn */
-    size_t svg_bytes;
-} bench;
-
-static int set_up(void **state)
-{
-    alarm(120);
-    bench *b = calloc(1, sizeof *b);
-    assert_non_null(b);
-    strcpy(b->path, "/tmp/fsdp_timeline_XXXXXX");
-    int file = mkstemp(b->path);
-    assert_true(file >= 0);
-    close(file);
-    worked_open(&b->w, 120000);
-    *state = b;
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    bench *b = *state;
-    if (b->timeline.host != NULL) fsdp__timeline_free(&b->timeline);
-    worked_close(&b->w);
-    unlink(b->path);
-    free(b->svg);
-    free(b);
-    return 0;
-}
-
-static void put(bench *b, fsdp_trace_record record, uint64_t start_ns, uint64_t end_ns)
-{
-    fsdp_span *span = fsdp__trace_add(b->w.trace, &record);
-    assert_non_null(span);
-    *span = (fsdp_span){start_ns, end_ns};
-}
-
-static void put_operation(bench *b, fsdp_operation operation, int stream, const char *label, uint64_t start_ns,
-                          uint64_t end_ns)
-{
-    put(b, (fsdp_trace_record){.operation = operation, .stream = stream, .other = -1, .label = label, .bytes = 1 << 20},
-        start_ns, end_ns);
-}
-
-static void put_event(bench *b, int stream, uint64_t event, uint64_t at_ns)
-{
-    put(b, (fsdp_trace_record){.kind = FSDP_RECORD_EVENT, .stream = stream, .other = -1, .event = event, .label = "h1"},
-        at_ns, at_ns);
-}
-
-static void put_wait(bench *b, int stream, int other, uint64_t event, uint64_t start_ns, uint64_t end_ns)
-{
-    put(b,
-        (fsdp_trace_record){.kind = FSDP_RECORD_WAIT, .stream = stream, .other = other, .event = event, .label = "h1"},
-        start_ns, end_ns);
-}
-
-static void put_use(bench *b, const char *label, bool write)
-{
-    fsdp_trace_record use = {.kind = FSDP_RECORD_USE,
-                             .stream = COMPUTE,
-                             .other = -1,
-                             .label = label,
-                             .n_accesses = 2,
-                             .access = {{4096, 64, false}, {8192, 64, write}}};
-    fsdp__trace_add(b->w.trace, &use);
-}
-
-static const fsdp__timeline *read_tape(bench *b)
-{
-    assert_int_equal(worked_stop(&b->w), FSDP_OK);
-    assert_int_equal(fsdp__timeline_read(&b->w.ctx.host, b->w.trace, PIXELS, &b->timeline), FSDP_OK);
-    return &b->timeline;
-}
-
-static const char *draw(bench *b, const char *title)
-{
-    assert_int_equal(worked_stop(&b->w), FSDP_OK);
-    assert_int_equal(fsdp_trace_write_svg(b->w.trace, b->path, title), FSDP_OK);
-    FILE *file = fopen(b->path, "r");
-    assert_non_null(file);
-    free(b->svg);
-    b->svg = calloc(1, 16 << 20);
-    assert_non_null(b->svg);
-    b->svg_bytes = fread(b->svg, 1, (16 << 20) - 1, file);
-    fclose(file);
-    return b->svg;
-}
-
-static size_t n_times(const char *text, const char *what)
-{
-    size_t n = 0;
-    while ((text = strstr(text, what)) != NULL) n++, text += strlen(what);
-    return n;
-}
 
 /* ---- What is shown ---- */
 
@@ -364,7 +248,7 @@ static void a_hundred_thousand_records_make_a_file_below_two_megabytes(void **st
     assert_true(fsdp_trace_count(b->w.trace) > 100000);
     assert_well_formed(draw(b, "t"));
     assert_true(b->svg_bytes < 2000000);
-    assert_non_null(strstr(b->svg, " operations, the longest: "));
+    assert_non_null(strstr(b->svg, " in turn, the longest: "));
 }
 
 static void a_tape_without_times_is_drawn_too(void **state)

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT */
+/* What is between the records of a stream: the caller's kernels, where the tape does not see them, or a host that is late. */
+#include <string.h>
+
+#include "svg_assert.h"
+#include "timeline_rig.h"
+
+/* An event of the compute stream with which the host came at enqueued_ns, and the stream at at_ns. */
+static void come(bench *b, uint64_t enqueued_ns, uint64_t at_ns)
+{
+    put(b,
+        (fsdp_trace_record){
+            .kind = FSDP_RECORD_EVENT, .stream = COMPUTE, .other = -1, .label = "", .enqueued_ns = enqueued_ns},
+        at_ns, at_ns);
+}
+
+static fsdp_trace_summary sum_of(const bench *b, int32_t slot)
+{
+    fsdp_trace_summary sum = FSDP_TRACE_SUMMARY_INIT;
+    fsdp__timeline_sum(b->w.trace, slot, &sum);
+    return sum;
+}
+
+/* Kernels of the caller in three gaps: in h0, in h1, at the end of which the host is late, and behind both. */
+static void put_kernels_unseen(bench *b)
+{
+    b->w.ctx.caps.native_kernels = true;
+    put_wait(b, COMPUTE, GATHER, 1, 1000, 5000);
+    put_use(b, "h0", false);
+    come(b, 10, 65000);
+    put_use(b, "h0", false);
+    put_use(b, "h1", true);
+    come(b, 160000, 165000);
+    put_use(b, "h1", true);
+    put(b,
+        (fsdp_trace_record){.operation = FSDP_OPERATION_ADAMW, .stream = COMPUTE, .other = -1, .enqueued_ns = 170000},
+        195000, 205000);
+}
+
+static void kernels_that_are_not_seen_are_a_bar_of_their_window(void **state)
+{
+    bench *b = *state;
+    put_kernels_unseen(b);
+    const fsdp__timeline *t = read_tape(b);
+    static const struct {
+        fsdp__shade shade;
+        const char *name;
+        uint64_t start_ns, end_ns;
+        bool late;
+    } expected[] = {{FSDP__SHADE_FORWARD, "h0", 5000, 65000, false},
+                    {FSDP__SHADE_BACKWARD, "h1", 65000, 165000, true},
+                    {FSDP__SHADE_COMPUTE, "", 165000, 195000, false},
+                    {FSDP__SHADE_OPTIMIZER, "", 195000, 205000, false}};
+    assert_int_equal(t->n_bars, 4);
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(t->bar[i].shade, expected[i].shade);
+        assert_string_equal(t->bar[i].name, expected[i].name);
+        assert_int_equal(t->bar[i].start_ns, expected[i].start_ns);
+        assert_int_equal(t->bar[i].end_ns, expected[i].end_ns);
+        assert_int_equal(t->bar[i].late, expected[i].late);
+    }
+    assert_string_equal(t->bar[2].kind, "between hooks");
+    const fsdp_trace_summary sum = sum_of(b, COMPUTE);
+    assert_int_equal(sum.compute_ns, 10000);
+    assert_int_equal(sum.between_ns, 60000 + 100000 + 30000);
+    assert_int_equal(sum.late_ns, 100000);
+}
+
+static void the_busiest_stream_is_that_whose_kernels_are_not_seen(void **state)
+{
+    bench *b = *state;
+    put_kernels_unseen(b);
+    put_operation(b, FSDP_OPERATION_FILL, COMPUTE + 1, "", 1000, 70000);
+    assert_int_equal(read_tape(b)->compute_slot, COMPUTE);
+}
+
+static void a_stream_without_windows_has_no_kernels_to_draw(void **state)
+{
+    bench *b = *state;
+    b->w.ctx.caps.native_kernels = true;
+    for (uint64_t i = 0; i < 3; i++)
+        put_operation(b, FSDP_OPERATION_COPY, COMPUTE, "", 1000 + 100000 * i, 2000 + 100000 * i);
+    for (uint64_t i = 0; i < 3; i++)
+        put_operation(b, FSDP_OPERATION_CAST, GATHER, "", 1000 + 100000 * i, 2000 + 100000 * i);
+    assert_int_equal(read_tape(b)->n_bars, 6);
+    assert_int_equal(sum_of(b, COMPUTE).between_ns, 2 * 99000);
+    assert_int_equal(sum_of(b, GATHER).between_ns, 0);
+}
+
+static void a_device_whose_clock_is_behind_finds_the_host_late_too(void **state)
+{
+    bench *b = *state;
+    b->w.ctx.caps.native_kernels = true;
+    come(b, 1, 50000);
+    come(b, 400000, 360000); /* 40 µs before it was enqueued */
+    come(b, 500000, 479000); /* 19 µs after */
+    come(b, 600000, 582000); /* 22 */
+    (void)read_tape(b);
+    assert_int_equal(sum_of(b, COMPUTE).late_ns, (360000 - 50000) + (479000 - 360000));
+}
+
+static void where_kernels_are_seen_the_host_is_late_by_what_was_idle(void **state)
+{
+    bench *b = *state;
+    put_use(b, "h0", false);
+    put_operation(b, FSDP_OPERATION_HOST_CALL, COMPUTE, "", 50000, 100000);
+    come(b, 130000, 133000);
+    come(b, 1000, 140000); /* idle, and not for want of a record: whoever enqueued it was early */
+    put_use(b, "h0", false);
+    put_operation(b, FSDP_OPERATION_HOST_CALL, COMPUTE, "", 140000, 200000);
+    const fsdp__timeline *t = read_tape(b);
+    assert_int_equal(t->n_bars, 3);
+    assert_int_equal(t->bar[1].shade, FSDP__SHADE_IDLE);
+    assert_string_equal(t->bar[1].kind, "idle");
+    assert_int_equal(t->bar[1].start_ns, 100000);
+    assert_int_equal(t->bar[1].end_ns, 130000);
+    assert_true(t->bar[1].late);
+    const fsdp_trace_summary sum = sum_of(b, COMPUTE);
+    assert_int_equal(sum.late_ns, 30000);
+    assert_int_equal(sum.between_ns, 0);
+}
+
+static void a_late_host_is_drawn_and_said(void **state)
+{
+    bench *b = *state;
+    put_kernels_unseen(b);
+    const char *svg = draw(b, "t");
+    assert_well_formed(svg);
+    assert_non_null(strstr(svg, ">the host was late</text>"));
+    assert_non_null(strstr(svg, ">100 µs</text>"));
+    assert_non_null(strstr(svg, ">at most 49.0 % of the span</text>"));
+    assert_non_null(strstr(svg, "backward h1\nnothing was left to run when the host came: it was late\n"));
+    assert_non_null(strstr(svg, ">the host was late: nothing left to run</text>"));
+    assert_int_equal(n_times(svg, " class=\"l\"/>"), 1);
+    assert_non_null(strstr(svg, ">compute ran</text>"));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(kernels_that_are_not_seen_are_a_bar_of_their_window),
+        TEST(the_busiest_stream_is_that_whose_kernels_are_not_seen),
+        TEST(a_stream_without_windows_has_no_kernels_to_draw),
+        TEST(a_device_whose_clock_is_behind_finds_the_host_late_too),
+        TEST(where_kernels_are_seen_the_host_is_late_by_what_was_idle),
+        TEST(a_late_host_is_drawn_and_said),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
