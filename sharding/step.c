@@ -143,7 +143,7 @@ static fsdp_status check_begin(const char *call, fsdp_unit *unit, fsdp_stream *s
     FSDP_TRY(fsdp__model_check_sealed(call, unit->model));
     FSDP_TRY(fsdp__stream_belongs(call, unit->model->ctx, stream));
     if (view == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: unit %s: out_view is NULL", call, unit->name);
-    if (view->size != sizeof *view)
+    if (view->size < sizeof *view || view->size > 65536) /* a larger one is a later version's */
         return fsdp__fail(FSDP_ERR_ARG, "%s: unit %s: fsdp_view.size is %zu, expected %zu: start from FSDP_VIEW_INIT",
                           call, unit->name, view->size, sizeof *view);
     if (unit->model->phase != FSDP__IN_PASS)
@@ -206,12 +206,12 @@ static fsdp_status make_ready(fsdp_unit *unit, int64_t visit, fsdp_stream *s)
     return fsdp__gather_ahead(model);
 }
 
-static fsdp_view make_view(fsdp_unit *unit, bool backward, bool zeroed)
+static void fill_view(fsdp_view *view, fsdp_unit *unit, bool backward, bool zeroed)
 {
     fsdp__set_param_ptrs(unit);
     if (backward) fsdp__set_grad_ptrs(unit);
-    return (fsdp_view){sizeof(fsdp_view), (uint32_t)unit->n_params, zeroed, unit->param_ptrs,
-                       backward ? unit->grad_ptrs : NULL};
+    *view =
+        (fsdp_view){view->size, (uint32_t)unit->n_params, zeroed, unit->param_ptrs, backward ? unit->grad_ptrs : NULL};
 }
 
 fsdp_status fsdp_forward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view *out_view)
@@ -224,7 +224,7 @@ fsdp_status fsdp_forward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view *
     fsdp_status status = make_ready(unit, visit, stream);
     if (status == FSDP_OK) {
         open_window(unit, stream, false);
-        *out_view = make_view(unit, false, false);
+        fill_view(out_view, unit, false, false);
     } else {
         model->cursor.at = at;
     }
@@ -287,7 +287,7 @@ fsdp_status fsdp_backward_begin(fsdp_unit *unit, fsdp_stream *stream, fsdp_view 
     if (status == FSDP_OK) {
         open_window(unit, stream, true);
         /* What is there already, of an outer window or an earlier micro-step, is to be added to. */
-        *out_view = make_view(unit, true, unit->grad_begin != 0 && (!fresh || unit->config.zero_grads));
+        fill_view(out_view, unit, true, unit->grad_begin != 0 && (!fresh || unit->config.zero_grads));
     } else {
         model->cursor.at = at;
     }

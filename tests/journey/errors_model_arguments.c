@@ -360,6 +360,32 @@ static void hooks(void **state)
     OK(fsdp_pass_abort(program.model, program.s));
 }
 
+/* Results may be of a later version's size: what is ours is filled in, the rest stays. */
+static void a_view_of_a_later_version_is_filled_in(void **state)
+{
+    (void)state;
+    struct {
+        fsdp_view view;
+        uint64_t behind;
+    } later = {FSDP_VIEW_INIT, 7};
+    const fsdp_pass_args pass = FSDP_PASS_ARGS_INIT;
+    OK(fsdp_pass_begin(program.model, &pass, program.s));
+    later.view.size = sizeof later.view - 1;
+    ARG(fsdp_forward_begin(program.unit[0], program.s, &later.view), "fsdp_view.size is 31, expected 32");
+    later.view.size = SIZE_MAX;
+    ARG(fsdp_backward_begin(program.unit[0], program.s, &later.view), "fsdp_view.size is ");
+    later.view.size = sizeof later;
+    OK(fsdp_forward_begin(program.unit[0], program.s, &later.view));
+    assert_true(later.view.n_params > 0 && later.view.params != NULL && later.view.grads == NULL);
+    OK(fsdp_forward_end(program.unit[0], program.s));
+    OK(fsdp_backward_begin(program.unit[0], program.s, &later.view));
+    assert_true(later.view.n_params > 0 && later.view.params != NULL && later.view.grads != NULL);
+    OK(fsdp_backward_end(program.unit[0], program.s));
+    assert_int_equal(later.view.size, sizeof later);
+    assert_int_equal(later.behind, 7);
+    OK(fsdp_pass_abort(program.model, program.s));
+}
+
 static void updates_and_reports(void **state)
 {
     (void)state;
@@ -471,6 +497,7 @@ int run_model_argument_errors(void)
         TEST(values_and_bytes),
         TEST(what_a_parameter_does_not_have),
         TEST(hooks),
+        TEST(a_view_of_a_later_version_is_filled_in),
         TEST(updates_and_reports),
         TEST(optimizers),
         TEST(after_all_of_it_the_program_comes_out_the_same),
