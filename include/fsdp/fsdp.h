@@ -41,9 +41,10 @@
  *      fsdp_model_destroy(model);  fsdp_stream_release(s);  fsdp_context_destroy(ctx);
  *
  *  Structs of settings, arguments and results begin with their size and have an initialiser with the real defaults; items of
- *  lists and what lies inside another struct need neither. Every call that can fail returns fsdp_status; fsdp_last_error()
- *  has the sentence. Nothing is printed, nothing is global, nothing exits. Functions that the caller gives return: no
- *  exception of C++ and no longjmp passes through the library, which would keep what it holds at that moment.
+ *  lists and what lies inside another struct need neither. (docs/bindings.md has the defaults for languages without macros.)
+ *  Every call that can fail returns fsdp_status; fsdp_last_error() has the sentence. Nothing is printed, nothing is global,
+ *  nothing exits. Functions that the caller gives return: no exception of C++ and no longjmp passes through the library,
+ *  which would keep what it holds at that moment.
  *
  *  Read model.h, step.h and optim.h first. Not in here are cuda.h and nccl.h, which include CUDA's and NCCL's headers; mpi.h
  *  and jemalloc.h, of libraries of their own; and backend.h, for who writes a backend. */
@@ -53,6 +54,7 @@
 #define FSDP_VERSION_MAJOR 0
 #define FSDP_VERSION_MINOR 1
 #define FSDP_VERSION_PATCH 0
+#define FSDP_VERSION (FSDP_VERSION_MAJOR * 10000 + FSDP_VERSION_MINOR * 100 + FSDP_VERSION_PATCH)
 
 #include "fsdp/alloc.h"
 #include "fsdp/capture.h"
@@ -71,4 +73,15 @@
 #include "fsdp/step.h"
 #include "fsdp/trace.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** FSDP_VERSION of the library that runs: 102 is 0.1.2. Below 1.0 another minor version may have another interface: compare
+ *  fsdp_version() / 100 with that of the headers, or of whatever was made from them. Thread: any. */
+FSDP_API uint32_t fsdp_version(void);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

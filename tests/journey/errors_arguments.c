@@ -37,7 +37,16 @@ void assert_program_unharmed(void **state, void (*const *tests)(void **), size_t
     assert_int_equal(clean, after);
 }
 
-/* ---- status.h, dtype.h, backend.h ---- */
+/* ---- fsdp.h, status.h, dtype.h, backend.h ---- */
+
+static void version_is_one_number(void **state)
+{
+    (void)state;
+    assert_int_equal(fsdp_version() / 10000, FSDP_VERSION_MAJOR);
+    assert_int_equal(fsdp_version() / 100 % 100, FSDP_VERSION_MINOR);
+    assert_int_equal(fsdp_version() % 100, FSDP_VERSION_PATCH);
+    assert_int_equal(fsdp_version(), FSDP_VERSION);
+}
 
 static void names_are_never_null(void **state)
 {
@@ -525,6 +534,7 @@ int run_argument_errors(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_program, close_program)
     const struct CMUnitTest tests[] = {
+        TEST(version_is_one_number),
         TEST(names_are_never_null),
         TEST(each_thread_has_its_own_sentence),
         TEST(questions_to_nobody_have_empty_answers),
