@@ -44,7 +44,8 @@ static void sum_wait(const fsdp_trace_record *record, fsdp_trace_summary *out)
 static void sum_gap(const fsdp__gaps *gaps, const fsdp__gap *gap, fsdp_trace_summary *out)
 {
     out->late_ns += gap->late_ns;
-    if (!gaps->sees_kernels) out->between_ns += gap->end_ns - gap->start_ns;
+    if (!gaps->sees_kernels) /* of a lane there is none then */
+        out->between_ns += gap->end_ns - gap->start_ns;
 }
 
 void fsdp__timeline_sum(const fsdp_trace *trace, int32_t slot, fsdp_trace_summary *out)
@@ -261,11 +262,21 @@ static bool read_operation(reader *r, const fsdp_trace_record *record)
     return (!in_window || note_window(r, inside, &b)) && add_bar(r, record->stream, b);
 }
 
-/* Where the caller's kernels are not seen, a bar for them in windows and between them; else one where the host was late. */
-static bool read_gap(reader *r, int32_t slot, const fsdp__gap *gap)
+/* Where the caller's kernels are not seen, a bar for them in windows and between them; else one where the host was late. On
+ * lanes one where a collective waited. */
+static bool read_gap(reader *r, const fsdp_trace_record *next, const fsdp__gap *gap)
 {
-    if (!r->has_windows[slot]) return true;
+    int32_t slot = next->stream;
     fsdp__bar b = {.start_ns = gap->start_ns, .end_ns = gap->end_ns, .kind = "between hooks", .name = ""};
+    if (gap->for_wire) {
+        if (b.start_ns < r->out->first_ns) b.start_ns = r->out->first_ns; /* enqueued before anything ran */
+        if (b.start_ns >= b.end_ns) return true;
+        b.shade = FSDP__SHADE_WIRE;
+        b.kind = "waits for the wire or a rank:";
+        b.name = next->label;
+        return add_bar(r, slot, b);
+    }
+    if (!r->has_windows[slot]) return true;
     b.late = gap->late_ns > 0;
     if (r->gaps.sees_kernels) {
         if (!b.late) return true;
@@ -284,7 +295,7 @@ static bool read_record(reader *r, uint64_t index)
 {
     const fsdp_trace_record *record = fsdp_trace_at(r->out->trace, index);
     fsdp__gap gap;
-    if (fsdp__gaps_read(&r->gaps, record, &gap) && !read_gap(r, record->stream, &gap)) return false;
+    if (fsdp__gaps_read(&r->gaps, record, &gap) && !read_gap(r, record, &gap)) return false;
     if (record->kind == FSDP_RECORD_USE) r->has_windows[record->stream] = true;
     if (!has_run(record)) return true;
     if (record->kind == FSDP_RECORD_WAIT) return read_wait(r, index, record);

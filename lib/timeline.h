@@ -18,6 +18,7 @@ typedef enum fsdp__shade {
     FSDP__SHADE_OPTIMIZER,
     FSDP__SHADE_SMALL,
     FSDP__SHADE_OTHER,
+    FSDP__SHADE_WIRE, /* nothing: a collective waits for the wire or a rank */
     FSDP__SHADE_IDLE, /* nothing: the host was late */
     FSDP__SHADES
 } fsdp__shade;

@@ -7,11 +7,17 @@
 #include "timeline_draw.h"
 
 const fsdp__shade_look fsdp__shade_looks[FSDP__SHADES] = {
-    [FSDP__SHADE_FORWARD] = {"#b0d2f2", "forward"},          [FSDP__SHADE_BACKWARD] = {"#ccbff1", "backward"},
-    [FSDP__SHADE_COMPUTE] = {"#bcd3e6", "compute"},          [FSDP__SHADE_GATHER] = {"#86d3ac", "all-gather"},
-    [FSDP__SHADE_SCATTER] = {"#f6bc70", "reduce-scatter"},   [FSDP__SHADE_ALL_REDUCE] = {"#f0977a", "all-reduce"},
-    [FSDP__SHADE_OPTIMIZER] = {"#eeb1d3", "optimizer"},      [FSDP__SHADE_SMALL] = {"#9eabb8", "cast, fill, copy, add"},
-    [FSDP__SHADE_OTHER] = {"#cdbf9f", "broadcast, barrier"}, [FSDP__SHADE_IDLE] = {"#f1f4f7", NULL},
+    [FSDP__SHADE_FORWARD] = {"#b0d2f2", "forward"},
+    [FSDP__SHADE_BACKWARD] = {"#ccbff1", "backward"},
+    [FSDP__SHADE_COMPUTE] = {"#bcd3e6", "compute"},
+    [FSDP__SHADE_GATHER] = {"#86d3ac", "all-gather"},
+    [FSDP__SHADE_SCATTER] = {"#f6bc70", "reduce-scatter"},
+    [FSDP__SHADE_ALL_REDUCE] = {"#f0977a", "all-reduce"},
+    [FSDP__SHADE_OPTIMIZER] = {"#eeb1d3", "optimizer"},
+    [FSDP__SHADE_SMALL] = {"#9eabb8", "cast, fill, copy, add"},
+    [FSDP__SHADE_OTHER] = {"#cdbf9f", "broadcast, barrier"},
+    [FSDP__SHADE_WIRE] = {"url(#wire)", "collective waits for the wire or a rank"},
+    [FSDP__SHADE_IDLE] = {"#f1f4f7", NULL},
 };
 
 const fsdp__weight_look fsdp__weight_looks[FSDP__WEIGHTS] = {
@@ -41,7 +47,10 @@ static void draw_head(const fsdp__picture *p)
           "patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#fdeeec\"/>"
           "<rect width=\"2\" height=\"6\" fill=\"#e4716b\"/></pattern>\n"
           "<pattern id=\"dots\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\">"
-          "<circle cx=\"1.5\" cy=\"1.5\" r=\"1.1\" fill=\"#52606d\"/></pattern>\n",
+          "<circle cx=\"1.5\" cy=\"1.5\" r=\"1.1\" fill=\"#52606d\"/></pattern>\n"
+          "<pattern id=\"wire\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
+          "patternTransform=\"rotate(-45)\"><rect width=\"6\" height=\"6\" fill=\"#eef1f4\"/>"
+          "<rect width=\"1.5\" height=\"6\" fill=\"#b8c2cc\"/></pattern>\n",
           p->file);
     for (int w = 0; w < FSDP__WEIGHTS; w++)
         fprintf(

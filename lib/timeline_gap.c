@@ -48,18 +48,35 @@ static uint64_t late_of(const fsdp__gaps *gaps, const fsdp_trace_record *next, u
     return end_ns + gaps->ahead_ns <= came_ns + LATE_NS ? end_ns - start_ns : 0;
 }
 
+static bool read_lane(const fsdp__gaps *gaps, const fsdp__gap_stream *s, const fsdp_trace_record *record,
+                      fsdp__gap *out_gap)
+{
+    bool is_collective = record->kind == FSDP_RECORD_OPERATION && record->operation <= FSDP_OPERATION_BARRIER;
+    uint64_t came_ns = record->enqueued_ns > s->until_ns ? record->enqueued_ns : s->until_ns;
+    if (!gaps->sees_kernels || !is_collective || came_ns == 0 || record->start_ns <= came_ns) return false;
+    *out_gap = (fsdp__gap){.start_ns = came_ns, .end_ns = record->start_ns, .for_wire = true};
+    return true;
+}
+
+static bool read_callers(const fsdp__gaps *gaps, const fsdp__gap_stream *s, const fsdp_trace_record *record,
+                         fsdp__gap *out_gap)
+{
+    uint64_t start_ns = s->until_ns, end_ns = record->start_ns;
+    if (start_ns == 0 || end_ns <= start_ns) return false;
+    *out_gap = (fsdp__gap){.start_ns = start_ns,
+                           .end_ns = end_ns,
+                           .late_ns = late_of(gaps, record, start_ns, end_ns),
+                           .inside = fsdp__gaps_window(gaps, record->stream)};
+    return true;
+}
+
 bool fsdp__gaps_read(fsdp__gaps *gaps, const fsdp_trace_record *record, fsdp__gap *out_gap)
 {
     fsdp__gap_stream *s = &gaps->of[record->stream];
-    if (record->stream <= FSDP_LANE_COPY) return false;
     if (record->kind == FSDP_RECORD_USE) read_use(s, record);
     if (record->kind == FSDP_RECORD_USE || record->kind == FSDP_RECORD_HOST || !has_run(record)) return false;
-    bool is_gap = s->until_ns != 0 && record->start_ns > s->until_ns;
-    if (is_gap) {
-        uint64_t start_ns = s->until_ns, end_ns = record->start_ns;
-        *out_gap = (fsdp__gap){start_ns, end_ns, late_of(gaps, record, start_ns, end_ns),
-                               fsdp__gaps_window(gaps, record->stream)};
-    }
+    bool is_gap =
+        record->stream <= FSDP_LANE_COPY ? read_lane(gaps, s, record, out_gap) : read_callers(gaps, s, record, out_gap);
     if (record->end_ns > s->until_ns) s->until_ns = record->end_ns;
     return is_gap;
 }

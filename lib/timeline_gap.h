@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The caller's streams between their records. On the tape of a backend that sees the caller's kernels, nothing ran there;
- * on CUDA they did, or nothing. */
+/* Streams between their records. Of the caller's: on the tape of a backend that sees his kernels, nothing ran there; on CUDA
+ * they did, or nothing. Of lanes: a collective that waited for its peers. */
 #ifndef FSDP_LIB_TIMELINE_GAP_H
 #define FSDP_LIB_TIMELINE_GAP_H
 
@@ -21,6 +21,9 @@ typedef struct fsdp__gap {
      * gap or nothing, since they may have been a part of it. */
     uint64_t late_ns;
     const fsdp__window *inside; /* until the next record is read; NULL: outside any */
+    /* Of a lane, where a collective's time begins when all ranks have come (not with NCCL): it had come, and waited for the
+     * wire, which another lane has, or for another rank. */
+    bool for_wire;
 } fsdp__gap;
 
 typedef struct fsdp__gap_stream {

@@ -120,6 +120,56 @@ static void where_kernels_are_seen_the_host_is_late_by_what_was_idle(void **stat
     assert_int_equal(sum.between_ns, 0);
 }
 
+static void put_gather(bench *b, const char *label, uint64_t enqueued_ns, uint64_t start_ns, uint64_t end_ns)
+{
+    put(b,
+        (fsdp_trace_record){.operation = FSDP_OPERATION_ALL_GATHER,
+                            .stream = GATHER,
+                            .other = -1,
+                            .label = label,
+                            .enqueued_ns = enqueued_ns},
+        start_ns, end_ns);
+}
+
+/* The first came before the tape knows of its lane, and had to wait since it was enqueued; the second since the first's end. */
+static void put_gathers_that_wait(bench *b)
+{
+    put_gather(b, "h0", 20000, 50000, 60000);
+    put_gather(b, "h1", 30000, 90000, 100000);
+    put_operation(b, FSDP_OPERATION_CAST, GATHER, "h2", 150000, 160000);
+    put_gather(b, "h2", 150000, 160000, 200000);
+}
+
+static void a_collective_that_waits_for_its_peers_is_a_bar_of_its_lane(void **state)
+{
+    bench *b = *state;
+    put_operation(b, FSDP_OPERATION_HOST_CALL, COMPUTE, "", 25000, 30000);
+    put_gathers_that_wait(b);
+    const fsdp__timeline *t = read_tape(b);
+    assert_int_equal(t->n_bars, 7);
+    assert_int_equal(t->first_ns, 25000); /* nothing is drawn before it */
+    for (size_t i = 0; i < 4; i += 2) {
+        assert_int_equal(t->bar[i].shade, FSDP__SHADE_WIRE);
+        assert_int_equal(t->bar[i].start_ns, i == 0 ? 25000 : 60000);
+        assert_int_equal(t->bar[i].end_ns, i == 0 ? 50000 : 90000);
+        assert_string_equal(t->bar[i].name, i == 0 ? "h0" : "h1");
+        assert_false(t->bar[i].late);
+    }
+    assert_int_equal(sum_of(b, GATHER).late_ns, 0);
+}
+
+/* NCCL's time begins when the stream comes to the collective. */
+static void nccl_waits_within_a_collective(void **state)
+{
+    bench *b = *state;
+    b->w.ctx.caps.native_kernels = true;
+    put_gathers_that_wait(b);
+    const fsdp__timeline *t = read_tape(b);
+    assert_int_equal(t->n_bars, 4);
+    for (size_t i = 0; i < 4; i++) assert_true(t->bar[i].shade != FSDP__SHADE_WIRE);
+    assert_int_equal(sum_of(b, GATHER).between_ns, 0);
+}
+
 static void a_late_host_is_drawn_and_said(void **state)
 {
     bench *b = *state;
@@ -145,6 +195,8 @@ int main(void)
         TEST(a_stream_without_windows_has_no_kernels_to_draw),
         TEST(a_device_whose_clock_is_behind_finds_the_host_late_too),
         TEST(where_kernels_are_seen_the_host_is_late_by_what_was_idle),
+        TEST(a_collective_that_waits_for_its_peers_is_a_bar_of_its_lane),
+        TEST(nccl_waits_within_a_collective),
         TEST(a_late_host_is_drawn_and_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

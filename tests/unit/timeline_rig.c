@@ -50,7 +50,13 @@ void put(bench *b, fsdp_trace_record record, uint64_t start_ns, uint64_t end_ns)
 void put_operation(bench *b, fsdp_operation operation, int stream, const char *label, uint64_t start_ns,
                    uint64_t end_ns)
 {
-    put(b, (fsdp_trace_record){.operation = operation, .stream = stream, .other = -1, .label = label, .bytes = 1 << 20},
+    put(b,
+        (fsdp_trace_record){.operation = operation,
+                            .stream = stream,
+                            .other = -1,
+                            .label = label,
+                            .bytes = 1 << 20,
+                            .enqueued_ns = start_ns},
         start_ns, end_ns);
 }
 

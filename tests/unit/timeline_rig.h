@@ -29,6 +29,7 @@ int tear_down(void **state);
 
 /* A record and the times of a machine that ran it. */
 void put(bench *b, fsdp_trace_record record, uint64_t start_ns, uint64_t end_ns);
+/* Enqueued when it starts. */
 void put_operation(bench *b, fsdp_operation operation, int stream, const char *label, uint64_t start_ns,
                    uint64_t end_ns);
 void put_event(bench *b, int stream, uint64_t event, uint64_t at_ns);
