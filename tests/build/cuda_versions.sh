@@ -31,5 +31,5 @@ expect() { # expect STATUS TEXT CONFIGURE-ARGUMENT…
 expect 0 "without CUDA: CUDA 11.8 is found, and 12.2 or later is needed" AUTO 11.8 2 20
 expect 0 "without CUDA: NCCL 2.18 is found, and 2.19 or later is needed" AUTO 12.2 2 18
 expect 1 "FSDP_WITH_CUDA is ON, and NCCL 2.9 is found, and 2.19 or later is needed" ON 13.0 2 9
-expect 1 "The CUDA compiler identification is" AUTO 12.2 2 19 # it is taken, and found out
+expect 1 "(enable_language)" AUTO 12.2 2 19 # it is taken, and found out
 exit "$failed"
