@@ -32,7 +32,9 @@ typedef struct fsdp_nccl_config fsdp_nccl_config; /* nccl.h */
  *  there is one. Read in fsdp_context_create only. */
 typedef struct fsdp_cuda_config {
     size_t size;
-    int device;                    /**< CUDA's number of the GPU; -1: the one that is current in the calling thread */
+    int device;                    /**< CUDA's number of the GPU; -1: the one that is current in the calling thread. Calls leave
+                                        the thread's as it is; but where the process does not use that GPU (none was set), on
+                                        this one, so that GPU 0 does not get a context of each rank */
     const fsdp_launch *launch;     /**< ranks are processes. Not with local */
     fsdp_local *local;             /**< ranks are threads of this process; its link is not used */
     uint32_t rank;                 /**< among local's; 0 with launch */

@@ -125,9 +125,14 @@ void fsdp__cuda_keep(fsdp__cuda_device *dev, fsdp_status status, const char *sen
 /* The first error, with its sentence set, or FSDP_OK. Never calls CUDA. */
 fsdp_status fsdp__cuda_check(void *dev);
 
+/* ---- cuda_current.c ---- */
+
 /* Make the device current where it is not. Returns the one that was, for fsdp__cuda_leave; or -1: nothing to undo. */
 int fsdp__cuda_enter(const fsdp__cuda_device *dev);
+/* Where the process does not use that one, the thread is left on the device. */
 void fsdp__cuda_leave(int before);
+/* The GPU has a primary context in this process; so it is said, too, if nobody can tell. */
+bool fsdp__cuda_is_used(int ordinal);
 
 #define FSDP__CUDA_TRY(dev, call)                                                                \
     do {                                                                                         \

@@ -12,25 +12,6 @@ enum {
     GRANULARITY = 2 << 20 /* the GPU's large page: what is taken in these is what the GPU gives */
 };
 
-/* ---- The current device ---- */
-
-int fsdp__cuda_enter(const fsdp__cuda_device *dev)
-{
-    int current = -1;
-    if (cudaGetDevice(&current) != cudaSuccess) {
-        (void)cudaGetLastError();
-        current = -1;
-    }
-    if (current == dev->ordinal) return -1;
-    if (cudaSetDevice(dev->ordinal) != cudaSuccess) (void)cudaGetLastError(); /* the call that follows fails with it */
-    return current;
-}
-
-void fsdp__cuda_leave(int before)
-{
-    if (before >= 0 && cudaSetDevice(before) != cudaSuccess) (void)cudaGetLastError();
-}
-
 /* ---- The first error ---- */
 
 void fsdp__cuda_keep(fsdp__cuda_device *dev, fsdp_status status, const char *sentence)

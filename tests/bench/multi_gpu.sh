@@ -49,7 +49,7 @@ section() {
 }
 
 # Those of the gpu tests that start ranks; the others look at one GPU.
-ranks_tests='comm|journey|capture|order|faults'
+ranks_tests='comm|current|journey|capture|order|faults'
 run_tests() {
     local seconds
     seconds=$(($(left) > 30 ? $(left) : 30)) # the rest

@@ -28,6 +28,7 @@ static _Thread_local int current;
 static _Thread_local cudaError_t last_error;
 static _Thread_local bool in_host_function;
 static atomic_int broken[STANDIN_DEVICES];
+static atomic_bool used[STANDIN_DEVICES]; /* has a primary context */
 static _Atomic pid_t owner;
 static atomic_int n_planned; /* devices that a test has asked an error of */
 
@@ -119,6 +120,7 @@ static cudaError_t planned(const char *call)
 
 cudaError_t standin_begin(const char *call)
 {
+    atomic_store(&used[current], true);
     cudaError_t error = standin_enter();
     return error == cudaSuccess ? planned(call) : error;
 }
@@ -192,12 +194,33 @@ cudaError_t cudaSetDevice(int device)
     if (in_host_function) return standin_return(cudaErrorNotPermitted);
     if (!is_device(device)) return standin_return(cudaErrorInvalidDevice);
     current = device;
+    atomic_store(&used[device], true); /* since CUDA 12 */
     return standin_return((cudaError_t)atomic_load(&broken[device]));
 }
 
+/* Of the driver, which lib/cuda looks for in the program. */
+int cuDeviceGet(int *device, int ordinal);
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+
+int cuDeviceGet(int *device, int ordinal)
+{
+    *device = ordinal;
+    return is_device(ordinal) ? 0 : 101; /* CUDA_ERROR_INVALID_DEVICE */
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{
+    *flags = 0;
+    *active = atomic_load(&used[device]);
+    return 0;
+}
+
+/* Needs no context. */
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
 {
-    STANDIN_BEGIN();
+    cudaError_t error = standin_enter();
+    if (error == cudaSuccess) error = planned(__func__);
+    if (error != cudaSuccess) return standin_return(error);
     if (!is_device(device)) return standin_return(cudaErrorInvalidDevice);
     *value = attribute == cudaDevAttrComputeCapabilityMajor ? 9 : attribute == cudaDevAttrMultiProcessorCount ? 4 : 0;
     return cudaSuccess;
