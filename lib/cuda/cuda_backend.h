@@ -64,6 +64,12 @@ typedef struct fsdp__cuda_front {
     fsdp__cuda_moment *at[FSDP__CUDA_FRONT];
 } fsdp__cuda_front;
 
+/* Of CUDA's driver, which this library is not linked with; its types are int, unsigned and enum. NULL: not found. */
+typedef struct fsdp__cuda_driver {
+    int (*device_get)(int *device, int ordinal);                    /* cuDeviceGet */
+    int (*context_state)(int device, unsigned *flags, int *active); /* cuDevicePrimaryCtxGetState */
+} fsdp__cuda_driver;
+
 /* The first cache line is what every enqueue looks at; so it is in a stream and in a communicator. */
 typedef struct fsdp__cuda_device {
     atomic_int status; /* the first error, written under `lock`, once */
@@ -74,6 +80,7 @@ typedef struct fsdp__cuda_device {
 
     const fsdp_host_allocator *host;
     int ordinal; /* CUDA's number of the GPU */
+    fsdp__cuda_driver driver;
     uint32_t rank;
     uint64_t timeout_ns, spin_ns, jitter_seed;
     fsdp_log_fn log;
@@ -127,12 +134,14 @@ fsdp_status fsdp__cuda_check(void *dev);
 
 /* ---- cuda_current.c ---- */
 
-/* Make the device current where it is not. Returns the one that was, for fsdp__cuda_leave; or -1: nothing to undo. */
+/* Make the device current where it is not. Returns the one that was, for fsdp__cuda_leave; or -1: nothing to undo, also where
+ * the process does not use that one: the thread is left on the device. */
 int fsdp__cuda_enter(const fsdp__cuda_device *dev);
-/* Where the process does not use that one, the thread is left on the device. */
 void fsdp__cuda_leave(int before);
+/* After the first call of the runtime, which loads the driver. */
+void fsdp__cuda_driver_find(fsdp__cuda_driver *driver);
 /* The GPU has a primary context in this process; so it is said, too, if nobody can tell. */
-bool fsdp__cuda_is_used(int ordinal);
+bool fsdp__cuda_is_used(const fsdp__cuda_driver *driver, int ordinal);
 
 #define FSDP__CUDA_TRY(dev, call)                                                                \
     do {                                                                                         \

@@ -203,6 +203,7 @@ static fsdp_status device_open(const fsdp_device_args *args, void **out_dev, fsd
         return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "CUDA device: no host memory for %zu bytes", sizeof *dev);
     dev->host = args->host;
     dev->ordinal = ordinal;
+    fsdp__cuda_driver_find(&dev->driver);
     dev->debug = args->debug;
     dev->rank = setup.rank;
     dev->timeout_ns = args->timeout_ns;

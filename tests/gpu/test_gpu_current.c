@@ -9,6 +9,14 @@
 
 enum { OTHER, OURS };
 
+static bool is_used(int ordinal)
+{
+    fsdp__cuda_driver driver;
+    fsdp__cuda_driver_find(&driver);
+    assert_non_null(driver.context_state);
+    return fsdp__cuda_is_used(&driver, ordinal);
+}
+
 /* A context on OURS lives, and does a little of everything that makes it current. */
 static void live_on_ours(void)
 {
@@ -44,10 +52,10 @@ static void a_gpu_that_nobody_has_used_gets_no_context(void **unused)
 {
     (void)unused;
     assert_int_equal(current_device(), OTHER);
-    assert_false(fsdp__cuda_is_used(OTHER));
+    assert_false(is_used(OTHER));
     live_on_ours();
-    assert_true(fsdp__cuda_is_used(OURS));
-    assert_false(fsdp__cuda_is_used(OTHER));
+    assert_true(is_used(OURS));
+    assert_false(is_used(OTHER));
     assert_int_equal(current_device(), OURS);
 }
 
@@ -57,7 +65,7 @@ static void a_gpu_that_was_set_stays_current(void **unused)
     CUDA(cudaSetDevice(OTHER));
     live_on_ours();
     assert_int_equal(current_device(), OTHER);
-    assert_true(fsdp__cuda_is_used(OTHER));
+    assert_true(is_used(OTHER));
 }
 
 int main(void)
