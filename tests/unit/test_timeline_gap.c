@@ -170,6 +170,73 @@ static void nccl_waits_within_a_collective(void **state)
     assert_int_equal(sum_of(b, GATHER).between_ns, 0);
 }
 
+static uint64_t draw_number(uint64_t *seed, uint64_t below)
+{
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX */
+    return (*seed >> 33) % below;
+}
+
+/* Some record of the stream behind `from_ns`; returns when it ends. */
+static uint64_t put_any(bench *b, int stream, uint64_t *seed, uint64_t from_ns)
+{
+    uint64_t start_ns = from_ns + draw_number(seed, 2) * draw_number(seed, 50000);
+    uint64_t end_ns = start_ns + draw_number(seed, 2) * draw_number(seed, 50000);
+    fsdp_trace_record record = {.stream = stream, .other = GATHER, .label = "h0", .event = 1};
+    record.enqueued_ns = draw_number(seed, start_ns + 30000);
+    record.kind = (fsdp_record_kind)draw_number(seed, 3);
+    record.operation = (fsdp_operation)draw_number(seed, FSDP_OPERATION_STEP_INPUT + 1);
+    if (record.kind == FSDP_RECORD_EVENT) end_ns = start_ns;
+    put(b, record, start_ns, end_ns);
+    if (draw_number(seed, 3) == 0 && stream == COMPUTE)
+        put_use(b, draw_number(seed, 2) ? "h0" : "h1", draw_number(seed, 2));
+    return end_ns;
+}
+
+/* Streams of both kinds side by side, from 40000 on; then no bar of a row lies on another. */
+static void put_many(bench *b, uint64_t *at_ns)
+{
+    uint64_t seed = 1, end_ns[16] = {0};
+    for (int slot = 0; slot < 16; slot++) at_ns[slot] = 40000;
+    for (int slot = COMPUTE; slot <= COMPUTE + 1; slot++) put_operation(b, FSDP_OPERATION_FILL, slot, "", 40000, 40000);
+    for (int i = 0; i < 5000; i++) {
+        static const int of[] = {COMPUTE, COMPUTE + 1, GATHER, REDUCE};
+        int slot = of[draw_number(&seed, 4)];
+        at_ns[slot] = put_any(b, slot, &seed, at_ns[slot]);
+    }
+    const fsdp__timeline *t = read_tape(b);
+    for (size_t i = 0; i < t->n_bars; i++) {
+        assert_true(t->bar[i].start_ns >= end_ns[t->bar[i].row] && t->bar[i].end_ns >= t->bar[i].start_ns);
+        end_ns[t->bar[i].row] = t->bar[i].end_ns;
+    }
+    assert_well_formed(draw(b, "t"));
+}
+
+/* It is operations, waits, and what is between them, of which a part may be late. */
+static void all_time_of_a_stream_whose_kernels_are_not_seen_is_accounted_for(void **state)
+{
+    bench *b = *state;
+    uint64_t at_ns[16];
+    b->w.ctx.caps.native_kernels = true;
+    put_many(b, at_ns);
+    for (int slot = COMPUTE; slot <= COMPUTE + 1; slot++) {
+        const fsdp_trace_summary sum = sum_of(b, slot);
+        assert_true(sum.late_ns > 0 && sum.late_ns < sum.between_ns);
+        assert_int_equal(sum.compute_ns + sum.exposed_ns + sum.between_ns, at_ns[slot] - 40000);
+    }
+}
+
+static void where_kernels_are_seen_late_time_is_idle_time(void **state)
+{
+    bench *b = *state;
+    uint64_t at_ns[16];
+    put_many(b, at_ns);
+    for (int slot = COMPUTE; slot <= COMPUTE + 1; slot++) {
+        const fsdp_trace_summary sum = sum_of(b, slot);
+        assert_int_equal(sum.between_ns, 0);
+        assert_true(sum.late_ns > 0 && sum.compute_ns + sum.exposed_ns + sum.late_ns <= at_ns[slot] - 40000);
+    }
+}
+
 static void a_late_host_is_drawn_and_said(void **state)
 {
     bench *b = *state;
@@ -197,6 +264,8 @@ int main(void)
         TEST(where_kernels_are_seen_the_host_is_late_by_what_was_idle),
         TEST(a_collective_that_waits_for_its_peers_is_a_bar_of_its_lane),
         TEST(nccl_waits_within_a_collective),
+        TEST(all_time_of_a_stream_whose_kernels_are_not_seen_is_accounted_for),
+        TEST(where_kernels_are_seen_late_time_is_idle_time),
         TEST(a_late_host_is_drawn_and_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
