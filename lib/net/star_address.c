@@ -169,9 +169,12 @@ fsdp_status fsdp__place_listen(const fsdp_launch *launch, uint64_t deadline_ns, 
         }
         char words[96];
         fsdp__errno_words(error, words, sizeof words);
-        return fsdp__fail(FSDP_ERR_RANK_LOST, "side channel: rank 0 cannot listen at %s: %s%s",
+        return fsdp__fail(FSDP_ERR_RANK_LOST, "side channel: rank 0 cannot listen at %s: %s%s%s",
                           fsdp__place_of(launch).text, words,
-                          error == EADDRINUSE ? ": is another job there? Give this one another MASTER_PORT" : "");
+                          error == EADDRINUSE ? ": is another job there, or a second rank 0? " : "",
+                          error != EADDRINUSE         ? ""
+                          : launch->address[0] == '@' ? "Give each job an FSDP_NONCE of its own"
+                                                      : "Give this one another MASTER_PORT");
     }
 }
 

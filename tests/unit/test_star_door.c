@@ -3,8 +3,11 @@
 #include "star_rig.h"
 
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 enum { N_RANKS = 4 };
@@ -438,12 +441,38 @@ static void a_port_that_is_taken_is_told_with_the_reason(void **state)
     ranks[0].args.timeout_ns = STAR_SECOND / 10;
     assert_int_equal(star_rank_open(&ranks[0]), FSDP_ERR_RANK_LOST);
     snprintf(expected, sizeof expected,
-             "side channel: rank 0 cannot listen at 127.0.0.1:%u: Address already in use: is another job there? Give "
-             "this one "
-             "another MASTER_PORT",
+             "side channel: rank 0 cannot listen at 127.0.0.1:%u: Address already in use: is another job there, or a "
+             "second rank 0? Give this one another MASTER_PORT",
              place.launch.port);
     assert_string_equal(ranks[0].sentence, expected);
     close(place.listener);
+}
+
+/* A name is no port: what to change is what the name is made from. */
+static void a_name_that_is_taken_is_told_with_the_reason(void **state)
+{
+    (void)state;
+    star_place place;
+    char expected[256];
+    assert_true(star_place_make(&place, "@", 2));
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    const size_t length = strlen(place.launch.address);
+    memcpy(name.sun_path + 1, place.launch.address + 1,
+           length - 1); /* Linux's names without a file begin with a zero */
+    int taken = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(taken >= 0);
+    assert_int_equal(
+        bind(taken, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length)), 0);
+    star_rank_init(&ranks[0], &place, 0);
+    ranks[0].args.timeout_ns = STAR_SECOND / 10;
+    assert_int_equal(star_rank_open(&ranks[0]), FSDP_ERR_RANK_LOST);
+    snprintf(
+        expected, sizeof expected,
+        "side channel: rank 0 cannot listen at %s: Address already in use: is another job there, or a second rank 0? "
+        "Give each job an FSDP_NONCE of its own",
+        place.launch.address);
+    assert_string_equal(ranks[0].sentence, expected);
+    close(taken);
 }
 
 /* By a process that is just ending, say. If rank 0 comes too late to see it taken, this shows nothing, and does not fail. */
@@ -531,6 +560,7 @@ int main(int argc, char **argv)
         TEST(a_rank_that_comes_twice_is_told_nothing_about_places),
         TEST(two_stars_of_a_job_share_a_place),
         TEST(a_port_that_is_taken_is_told_with_the_reason),
+        TEST(a_name_that_is_taken_is_told_with_the_reason),
         TEST(a_port_that_is_taken_for_a_moment_is_waited_for),
         TEST(names_and_numbers_lead_to_rank_0),
         TEST(the_door_is_closed_after_the_start),
