@@ -83,9 +83,10 @@ FSDP_API FSDP_NODISCARD fsdp_status fsdp_pass_idle(fsdp_model *model, const fsdp
 
 /* ---- The update bracket: around whatever writes shards. fsdp_adamw_step brings its own. ---- */
 
-/** @p stream waits for reductions, and for gathers that still read the shards. Without new gradients,
- *  too: for loading values. Errors: STATE (a unit is open, a pass not ended, a micro-step missing); MISMATCH (ranks called
- *  different collectives before an earlier fsdp_adamw_step). */
+/** @p stream waits for reductions, and for gathers that still read the shards. Without new gradients, too: for loading and
+ *  saving values; it is an update all the same, and takes a number of fsdp_step_report_get's.
+ *  Errors: STATE (a unit is open, a pass not ended, a micro-step missing); MISMATCH (ranks called different collectives
+ *  before an earlier fsdp_adamw_step). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_update_begin(fsdp_model *model, fsdp_stream *stream);
 /** This unit's last write is enqueued: its next gather need wait for no other. Optional; update_end does it for the rest.
  *  @p stream, of both: update_begin's, or one that comes after that and after all writes, by an event of the caller's: nothing
@@ -117,7 +118,8 @@ FSDP_API float fsdp_model_grad_factor(const fsdp_model *model);
 
 /** Add the fp32 number at @p device_value (device memory, as of fsdp_allocator_alloc; on the host backend any; read when
  *  @p stream comes here) to sum @p index (0 … 15) of the current step; the sums of all ranks and calls
- *  ride on the norm's all-reduce and come out of the step report. */
+ *  ride on the norm's all-reduce and come out of the step report. What an EVAL pass adds is in the report of the update
+ *  after it, with what that step itself adds: give it an index of its own, or fsdp_sum_host once @p stream is drained. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_step_sum(fsdp_model *model, uint32_t index, const float *device_value,
                                                   fsdp_stream *stream);
 
