@@ -38,11 +38,11 @@ struct fsdp__peers {
 };
 
 /* What a rank tells the others. A file is known by its inode, so that a process of another PID namespace is not taken for
- * the peer. */
+ * the peer. No gap, which would carry bytes of the stack to them. */
 typedef struct hello {
     uint64_t machine; /* of its kernel's boot id */
     uint64_t memory_inode, room_inode;
-    int32_t pid, memory, room;
+    int32_t pid, memory, room, zero;
     fsdp_link link;
 } hello;
 
