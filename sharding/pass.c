@@ -120,8 +120,8 @@ static fsdp_status check_visits(const fsdp_model *model, const char *name, uint3
         const fsdp_visit *v = &visits[i];
         if (v->unit == NULL) return fsdp__fail(FSDP_ERR_ARG, "pass %s: visit %u has no unit", name, i);
         if (v->unit->model != model)
-            return fsdp__fail(FSDP_ERR_ARG, "pass %s: visit %u is of unit %s, which belongs to model %s", name, i,
-                              v->unit->name, v->unit->model->name);
+            return fsdp__fail(FSDP_ERR_ARG, "pass %s: visit %u is of unit %s, which belongs to another model, %s", name,
+                              i, v->unit->name, v->unit->model->name);
         if (v->use < FSDP_USE_FORWARD || v->use > FSDP_USE_READ)
             return fsdp__fail(FSDP_ERR_ARG, "pass %s: visit %u of unit %s has use %d, which does not exist", name, i,
                               v->unit->name, (int)v->use);

@@ -305,6 +305,12 @@ static fsdp_status collect(fsdp_param *param, fsdp_value value, const column *co
     return FSDP_OK;
 }
 
+static const char *const value_names[] = {[FSDP_VALUE_MASTER] = "FSDP_VALUE_MASTER",
+                                          [FSDP_VALUE_COMPUTE] = "FSDP_VALUE_COMPUTE",
+                                          [FSDP_VALUE_GRADIENT] = "FSDP_VALUE_GRADIENT",
+                                          [FSDP_VALUE_MOMENT_1] = "FSDP_VALUE_MOMENT_1",
+                                          [FSDP_VALUE_MOMENT_2] = "FSDP_VALUE_MOMENT_2"};
+
 fsdp_status fsdp_param_get(fsdp_param *param, fsdp_value value, void *dst, fsdp_dtype dtype)
 {
     FSDP_NEED(param);
@@ -314,8 +320,8 @@ fsdp_status fsdp_param_get(fsdp_param *param, fsdp_value value, void *dst, fsdp_
     column col = {0};
     FSDP_TRY(find_column(param, value, &col));
     fsdp_context *ctx = model->ctx;
-    char what[512];
-    snprintf(what, sizeof what, "fsdp_param_get of value %d of parameter %u, %.400s", (int)value, param->number,
+    char what[512]; /* find_column knows the value */
+    snprintf(what, sizeof what, "fsdp_param_get of %s of parameter %u, %.400s", value_names[value], param->number,
              param->name);
     FSDP_TRY(fsdp__side_agree(ctx, what));
     uint64_t chunk = STAGE_ELEMS / ctx->world, longest = longest_part(param);

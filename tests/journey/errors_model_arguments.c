@@ -240,7 +240,8 @@ static void passes(void **state)
     memcpy(bad, good, sizeof bad), bad[1].unit = NULL;
     ARG(fsdp_model_add_pass(m, "p", 2, bad, &pass), "pass p: visit 1 has no unit");
     memcpy(bad, good, sizeof bad), bad[1].unit = program.unit[2];
-    ARG(fsdp_model_add_pass(m, "p", 2, bad, &pass), "pass p: visit 1 is of unit h.2, which belongs to model model");
+    ARG(fsdp_model_add_pass(m, "p", 2, bad, &pass),
+        "pass p: visit 1 is of unit h.2, which belongs to another model, model");
     memcpy(bad, good, sizeof bad), bad[0].use = (fsdp_use)4;
     ARG(fsdp_model_add_pass(m, "p", 2, bad, &pass), "pass p: visit 0 of unit u has use 4, which does not exist");
     memcpy(bad, good, sizeof bad), bad[0].until = 2;

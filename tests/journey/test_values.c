@@ -349,6 +349,7 @@ static fsdp_status call_different_things(toy *t)
     TOY_CHECK(says("one") && says("two") && values[0] == -1.0f);
     fsdp_value value = odd ? FSDP_VALUE_COMPUTE : FSDP_VALUE_MASTER;
     TOY_CHECK(fsdp_param_get(param[0], value, values, FSDP_DTYPE_FP32) == FSDP_ERR_MISMATCH);
+    TOY_CHECK(says("fsdp_param_get of FSDP_VALUE_MASTER of parameter 0, one") && says("of FSDP_VALUE_COMPUTE of"));
     TOY_CHECK((odd ? fsdp_barrier_host(t->ctx) : fsdp_sum_host(t->ctx, sums, 1)) == FSDP_ERR_MISMATCH);
     TOY_CHECK(fsdp_sum_host(t->ctx, sums, odd ? 1 : 2) == FSDP_ERR_MISMATCH && sums[0] == 1.0);
     TOY_CHECK(fsdp_broadcast_host(t->ctx, values, 8, odd) == FSDP_ERR_MISMATCH);
