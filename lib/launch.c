@@ -367,9 +367,12 @@ fsdp_status fsdp__launch_of_config(const char *what, const fsdp_launch *given, b
                                    fsdp_launch *out_launch)
 {
     fsdp_launch launch = FSDP_LAUNCH_INIT;
+    if (has_local) /* before `given` is followed: it may be a number of another backend's config */
+        return fsdp__fail(FSDP_ERR_ARG,
+                          "%s: ranks are threads (local) or processes (launch), not both; or is it no %s: is "
+                          "fsdp_config.backend the one that it belongs to?",
+                          what, what);
     FSDP_TRY(fsdp__read_config("fsdp_launch", &launch, sizeof launch, given, sizeof launch));
-    if (has_local)
-        return fsdp__fail(FSDP_ERR_ARG, "%s: ranks are threads (local) or processes (launch), not both", what);
     if (rank != 0)
         return fsdp__fail(FSDP_ERR_ARG, "%s.rank is %u: with launch the rank is launch's, leave this 0", what, rank);
     FSDP_TRY(fsdp__launch_check(&launch));

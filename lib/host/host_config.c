@@ -30,7 +30,9 @@ fsdp_status fsdp__host_setup_read(const void *given, fsdp__host_setup *out_setup
         return FSDP_OK;
     }
     if (config->side != NULL || config->link != NULL)
-        return fsdp__fail(FSDP_ERR_ARG, "fsdp_host_config.%s is set without launch: threads have their local's",
+        return fsdp__fail(FSDP_ERR_ARG,
+                          "fsdp_host_config.%s is set without launch: threads have their local's; or is it no "
+                          "fsdp_host_config: is fsdp_config.backend the one that it belongs to?",
                           config->side != NULL ? "side" : "link");
     if (config->local != NULL) {
         setup.world = fsdp__local_world(config->local);

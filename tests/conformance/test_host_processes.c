@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include "comm_suite.h"
+#include "fsdp/sim.h"
 #include "hostmem.h"
 
 /* Where ranks meet. Each process has its copy. */
@@ -211,6 +212,24 @@ static void a_launch_is_checked(void **state)
     fsdp_local_destroy(local);
 }
 
+/* A sim machine whose fsdp_config.backend was forgotten: of the same size, and numbers where pointers are. */
+static void another_backends_config_is_not_followed(void **state)
+{
+    (void)state;
+    fsdp_sim_config machine = FSDP_SIM_CONFIG_INIT;
+    for (uint64_t rate = 0; rate <= 1000000000; rate += 1000000000) {
+        machine.world = 8;
+        machine.kernel_bytes_per_second = rate;
+        fsdp_config config = FSDP_CONFIG_INIT;
+        config.backend_config = &machine;
+        fsdp_context *ctx = NULL;
+        assert_int_equal(fsdp_context_create(&config, &ctx), FSDP_ERR_ARG);
+        assert_null(ctx);
+        if (strstr(fsdp_last_error(), "is fsdp_config.backend the one that it belongs to?") == NULL)
+            fail_msg("%s", fsdp_last_error());
+    }
+}
+
 static void a_launch_says_what_can_be(void **state)
 {
     (void)state;
@@ -318,6 +337,7 @@ static int run_process_suite(const comm_suite *suite)
         TEST(pieces_may_be_many_and_come_and_go),
         TEST(a_link_is_the_same_on_every_rank),
         TEST(a_launch_is_checked),
+        TEST(another_backends_config_is_not_followed),
         TEST(a_launch_says_what_can_be),
         TEST(the_limit_on_files_is_named_and_kills_nobody),
     };
