@@ -153,7 +153,8 @@ typedef struct fsdp_memory {
 
 #define FSDP_MEMORY_INIT {sizeof(fsdp_memory), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/** What seal would take, from the model, its policies and passes alone; nothing is allocated. Before seal.
+/** What seal would take, from the model, its policies, passes and optimizer as declared so far; nothing is allocated. Before
+ *  seal: an optimizer that fsdp_adamw_create declares afterwards adds its moments.
  *  For a machine that you do not have: register on a sim context of that world (sim.h) and ask there.
  *  Errors: ARG; STATE (sealed: use fsdp_model_memory; no unit); NO_HOST_MEMORY. */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_model_predict(fsdp_model *model, fsdp_memory *out_memory);
