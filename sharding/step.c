@@ -259,7 +259,7 @@ static fsdp_status check_backward(const fsdp_unit *unit)
     if (adds && !model->plan.reduces_twice)
         return fsdp__fail(FSDP_ERR_STATE,
                           "fsdp_backward_begin: unit %s was reduced in this step already, and no pass says that it is "
-                          "visited backward twice: declare such a pass",
+                          "visited backward twice: leave its window open until its last use, or declare such a pass",
                           unit->name);
     return FSDP_OK;
 }

@@ -392,7 +392,7 @@ static void a_second_reduction_must_be_declared(void **state)
     for (int i = 0; i < 2; i++)
         assert_kept(&ranks[i], FSDP_ERR_STATE,
                     "unit h.2 was reduced in this step already, and no pass says that it is visited backward twice: "
-                    "declare such a pass");
+                    "leave its window open until its last use, or declare such a pass");
 }
 
 /* Units that nobody planned to be open together. */
