@@ -61,24 +61,29 @@ static void describe_pass(const fsdp__pass *pass, char *text)
              pass->n, (unsigned long long)h);
 }
 
+/* As the header has them, behind FSDP_ACCUMULATE_ and FSDP_RESHARD_; created with one of these. */
+static const char *const accumulation_names[] = {[FSDP_ACCUMULATE_NONE] = "NONE",
+                                                 [FSDP_ACCUMULATE_REDUCE_EACH] = "REDUCE_EACH",
+                                                 [FSDP_ACCUMULATE_KEEP_FULL] = "KEEP_FULL"};
+static const char *const reshard_names[] = {[FSDP_RESHARD_AFTER_USE] = "AFTER_USE", [FSDP_RESHARD_NEVER] = "NEVER"};
+
 static void describe_unit(const fsdp_unit *u, char *text)
 {
     const fsdp_unit_config *c = &u->config;
-    snprintf(
-        text, ITEM_BYTES,
-        "unit %.80s%s: %zu parameters, compute %s, grad %s, reduce %s, master %s, reshard %d, place %d, zero_grads %d",
-        u->name, tail_of(u->name, 80).text, u->n_params, fsdp_dtype_name(c->compute_dtype),
-        fsdp_dtype_name(c->grad_dtype), fsdp_dtype_name(c->reduce_dtype), fsdp_dtype_name(c->master_dtype),
-        (int)c->reshard, (int)c->place, (int)c->zero_grads);
+    snprintf(text, ITEM_BYTES,
+             "unit %.80s%s: %zu parameters, compute %s, grad %s, reduce %s, master %s, reshard %s, zero_grads %d",
+             u->name, tail_of(u->name, 80).text, u->n_params, fsdp_dtype_name(c->compute_dtype),
+             fsdp_dtype_name(c->grad_dtype), fsdp_dtype_name(c->reduce_dtype), fsdp_dtype_name(c->master_dtype),
+             reshard_names[c->reshard], (int)c->zero_grads);
 }
 
 static void describe_model(const fsdp_model *model, char *text)
 {
     const fsdp_model_config *c = &model->config;
     int n = snprintf(text, ITEM_BYTES,
-                     "model %.60s%s: depth %u, prefetch_bytes %llu, grad_buffers %u, accumulation %d, grad_sum %d",
+                     "model %.60s%s: depth %u, prefetch_bytes %llu, grad_buffers %u, accumulation %s, grad_sum %d",
                      model->name, tail_of(model->name, 60).text, c->depth, (unsigned long long)c->prefetch_bytes,
-                     c->grad_buffers, (int)c->accumulation, (int)c->grad_sum);
+                     c->grad_buffers, accumulation_names[c->accumulation], (int)c->grad_sum);
     const fsdp_adamw *opt = model->adamw;
     if (opt != NULL && n < ITEM_BYTES)
         snprintf(text + n, (size_t)(ITEM_BYTES - n), ", AdamW beta1 %.9g beta2 %.9g eps %.9g weight_decay %.9g",

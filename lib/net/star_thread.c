@@ -101,7 +101,9 @@ fsdp_status fsdp__star_start_thread(fsdp__star *s)
         return FSDP_OK;
     }
     fsdp__errno_words(error, words, sizeof words);
-    return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "side channel: rank %u gets no thread: %s", s->rank, words);
+    return fsdp__fail(FSDP_ERR_NO_HOST_MEMORY, "side channel: rank %u gets no thread: %s%s", s->rank, words,
+                      error == EAGAIN ? ": how many there may be is said by ulimit -u, and by the cgroup's pids.max"
+                                      : "");
 }
 
 void fsdp__star_stop_thread(fsdp__star *s)
