@@ -105,8 +105,9 @@ static fsdp_status wait_for_all(fsdp_local *local, fsdp__place *place, fsdp__roo
         fsdp__put_ranks(came, sizeof came, place->opened, local->world);
         fsdp__put_ranks(absent, sizeof absent, missing, local->world);
         static const char *const names[FSDP__N_ROOMS] = {"communicator 0", "communicator 1", "the side channel"};
-        snprintf(place->given_up, sizeof place->given_up, "opening %s: %s of %u came, %s did not within %.3f s",
-                 names[number], came, local->world, absent, (double)timeout_ns * 1e-9);
+        snprintf(place->given_up, sizeof place->given_up, "opening %s: %s of %u came, %s did not within %.3f s%s",
+                 names[number], came, local->world, absent, (double)timeout_ns * 1e-9,
+                 place->n_opened == 1 ? ": do they have the same fsdp_local?" : "");
         pthread_cond_broadcast(&local->changed);
     }
     return fsdp__fail(FSDP_ERR_RANK_LOST, "%s", place->given_up);

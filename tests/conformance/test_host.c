@@ -141,8 +141,10 @@ static void opening_without_all_ranks_says_who_came_and_can_be_tried_again(void 
     DO(fsdp_local_create(4, NULL, &local));
     for (int i = 0; i < 2; i++) {
         assert_int_equal(open_side(local, 2, 30000000, &side), FSDP_ERR_RANK_LOST);
-        assert_string_equal(fsdp_last_error(),
-                            "opening the side channel: rank 2 of 4 came, ranks 0, 1, 3 did not within 0.030 s");
+        assert_string_equal(
+            fsdp_last_error(),
+            "opening the side channel: rank 2 of 4 came, ranks 0, 1, 3 did not within 0.030 s: do they have the "
+            "same fsdp_local?");
     }
     assert_null(side);
     fsdp_local_destroy(local);
