@@ -93,7 +93,7 @@ typedef struct reader {
 static bool is_lane(int slot) { return slot <= FSDP_LANE_COPY; }
 static bool has_run(const fsdp_trace_record *record) { return record->end_ns != 0; }
 
-/* Rows: compute streams by slot, then the lanes. A stream that only records events has none. */
+/* Rows: compute streams by slot, then the lanes. A stream without windows that only records events has none. */
 static void make_rows(fsdp__timeline *t, const bool *used, const uint64_t *busy_ns)
 {
     t->compute_slot = -1;
@@ -117,6 +117,7 @@ static void survey(fsdp__timeline *t, int pixels, fsdp__gaps *gaps)
         fsdp__gap gap;
         if (fsdp__gaps_read(gaps, record, &gap) && !gaps->sees_kernels && gap.late_ns == 0)
             busy_ns[record->stream] += gap.end_ns - gap.start_ns;
+        if (record->kind == FSDP_RECORD_USE) used[record->stream] = true;
         if (!has_run(record)) continue;
         if (record->start_ns < first_ns) first_ns = record->start_ns;
         if (record->end_ns > last_ns) last_ns = record->end_ns;

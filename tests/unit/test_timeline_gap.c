@@ -74,6 +74,38 @@ static void the_busiest_stream_is_that_whose_kernels_are_not_seen(void **state)
     assert_int_equal(read_tape(b)->compute_slot, COMPUTE);
 }
 
+/* A unit whose buffer is the shard, in a world of one: there is nothing to wait for. */
+static void a_stream_of_windows_and_events_has_a_row(void **state)
+{
+    bench *b = *state;
+    b->w.ctx.caps.native_kernels = true;
+    put_operation(b, FSDP_OPERATION_CAST, GATHER, "h0", 1000, 2000);
+    come(b, 1, 1000);
+    put_use(b, "h0", false);
+    come(b, 1, 90000);
+    put_use(b, "h0", false);
+    const fsdp__timeline *t = read_tape(b);
+    assert_int_equal(t->n_bars, 2);
+    assert_int_equal(t->n_rows, 2);
+    assert_int_equal(t->compute_slot, COMPUTE);
+    assert_string_equal(t->bar[1].name, "h0");
+    assert_int_equal(t->bar[1].row, 0);
+}
+
+/* A host that computes by itself, while the stream has nothing. */
+static void a_stream_that_only_idles_in_windows_has_a_row(void **state)
+{
+    bench *b = *state;
+    come(b, 1000, 1000);
+    put_use(b, "h0", false);
+    come(b, 90000, 91000);
+    put_use(b, "h0", false);
+    const fsdp__timeline *t = read_tape(b);
+    assert_int_equal(t->n_bars, 1);
+    assert_int_equal(t->bar[0].shade, FSDP__SHADE_IDLE);
+    assert_int_equal(t->bar[0].row, 0);
+}
+
 static void a_stream_without_windows_has_no_kernels_to_draw(void **state)
 {
     bench *b = *state;
@@ -259,6 +291,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(kernels_that_are_not_seen_are_a_bar_of_their_window),
         TEST(the_busiest_stream_is_that_whose_kernels_are_not_seen),
+        TEST(a_stream_of_windows_and_events_has_a_row),
+        TEST(a_stream_that_only_idles_in_windows_has_a_row),
         TEST(a_stream_without_windows_has_no_kernels_to_draw),
         TEST(a_device_whose_clock_is_behind_finds_the_host_late_too),
         TEST(where_kernels_are_seen_the_host_is_late_by_what_was_idle),
