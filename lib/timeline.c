@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "check.h"
-#include "fsdp/device.h"
 #include "hostmem.h"
 #include "timeline_gap.h"
 
@@ -59,7 +58,7 @@ void fsdp__timeline_sum(const fsdp_trace *trace, int32_t slot, fsdp_trace_summar
         const fsdp_trace_record *record = fsdp_trace_at(trace, i);
         fsdp__gap gap;
         if (fsdp__gaps_read(&gaps, record, &gap) && record->stream == slot) sum_gap(&gaps, &gap, out);
-        if (record->end_ns == 0) continue; /* has not run */
+        if (!fsdp__has_run(record)) continue;
         if (record->start_ns < first_ns) first_ns = record->start_ns;
         if (record->end_ns > last_ns) last_ns = record->end_ns;
         if (record->kind == FSDP_RECORD_WAIT && record->stream == slot) sum_wait(record, out);
@@ -90,9 +89,6 @@ typedef struct reader {
     uint64_t last_arrow_ns[SLOTS + 1][SLOTS][FSDP__WEIGHTS];
 } reader;
 
-static bool is_lane(int slot) { return slot <= FSDP_LANE_COPY; }
-static bool has_run(const fsdp_trace_record *record) { return record->end_ns != 0; }
-
 /* Rows: compute streams by slot, then the lanes. A stream without windows that only records events has none. */
 static void make_rows(fsdp__timeline *t, const bool *used, const uint64_t *busy_ns)
 {
@@ -103,7 +99,8 @@ static void make_rows(fsdp__timeline *t, const bool *used, const uint64_t *busy_
         if (!used[slot]) continue;
         t->slot_of[t->n_rows] = slot;
         t->row_of[slot] = t->n_rows++;
-        if (!is_lane(slot) && (t->compute_slot < 0 || busy_ns[slot] > busy_ns[t->compute_slot])) t->compute_slot = slot;
+        if (!fsdp__is_lane(slot) && (t->compute_slot < 0 || busy_ns[slot] > busy_ns[t->compute_slot]))
+            t->compute_slot = slot;
     }
 }
 
@@ -118,7 +115,7 @@ static void survey(fsdp__timeline *t, int pixels, fsdp__gaps *gaps)
         if (fsdp__gaps_read(gaps, record, &gap) && !gaps->sees_kernels && gap.late_ns == 0)
             busy_ns[record->stream] += gap.end_ns - gap.start_ns;
         if (record->kind == FSDP_RECORD_USE) used[record->stream] = true;
-        if (!has_run(record)) continue;
+        if (!fsdp__has_run(record)) continue;
         if (record->start_ns < first_ns) first_ns = record->start_ns;
         if (record->end_ns > last_ns) last_ns = record->end_ns;
         if (record->kind == FSDP_RECORD_EVENT) continue;
@@ -137,7 +134,7 @@ static const fsdp_trace_record *find_event(const fsdp_trace *trace, uint64_t wai
 {
     for (uint64_t back = 1; back <= wait_index && back <= LOOK_BACK; back++) {
         const fsdp_trace_record *record = fsdp_trace_at(trace, wait_index - back);
-        if (record->kind == FSDP_RECORD_EVENT && record->event == event) return has_run(record) ? record : NULL;
+        if (record->kind == FSDP_RECORD_EVENT && record->event == event) return fsdp__has_run(record) ? record : NULL;
     }
     return NULL;
 }
@@ -157,7 +154,7 @@ static bool read_wait(reader *r, uint64_t index, const fsdp_trace_record *wait)
     const fsdp_trace_record *event = find_event(t->trace, index, wait->event);
     fsdp__arrow a = {.wait = wait, .from_row = -1, .to_row = t->row_of[wait->stream], .weight = FSDP__WEIGHT_PASSED};
     if (wait->end_ns - wait->start_ns >= t->pixel_ns)
-        a.weight = is_lane(wait->stream) ? FSDP__WEIGHT_STOOD : FSDP__WEIGHT_EXPOSED;
+        a.weight = fsdp__is_lane(wait->stream) ? FSDP__WEIGHT_STOOD : FSDP__WEIGHT_EXPOSED;
     if (event != NULL && event->stream != wait->stream) {
         a.from_ns = event->end_ns;
         a.from_row = t->row_of[event->stream];
@@ -259,8 +256,7 @@ static bool read_operation(reader *r, const fsdp_trace_record *record)
                    .shade = shade_of(record->operation, inside),
                    .kind = fsdp_operation_name(record->operation),
                    .name = record->label};
-    bool in_window = b.shade == FSDP__SHADE_FORWARD || b.shade == FSDP__SHADE_BACKWARD;
-    return (!in_window || note_window(r, inside, &b)) && add_bar(r, record->stream, b);
+    return (!fsdp__in_window(b.shade) || note_window(r, inside, &b)) && add_bar(r, record->stream, b);
 }
 
 /* Where the caller's kernels are not seen, a bar for them in windows and between them; else one where the host was late. On
@@ -298,7 +294,7 @@ static bool read_record(reader *r, uint64_t index)
     fsdp__gap gap;
     if (fsdp__gaps_read(&r->gaps, record, &gap) && !read_gap(r, record, &gap)) return false;
     if (record->kind == FSDP_RECORD_USE) r->has_windows[record->stream] = true;
-    if (!has_run(record)) return true;
+    if (!fsdp__has_run(record)) return true;
     if (record->kind == FSDP_RECORD_WAIT) return read_wait(r, index, record);
     return record->kind == FSDP_RECORD_OPERATION ? read_operation(r, record) : true;
 }

@@ -3,9 +3,13 @@
 #ifndef FSDP_LIB_TIMELINE_H
 #define FSDP_LIB_TIMELINE_H
 
+#include "fsdp/device.h"
 #include "fsdp/trace.h"
 
 enum { FSDP__TIMELINE_SLOTS = 16 };
+
+static inline bool fsdp__is_lane(int32_t slot) { return slot <= FSDP_LANE_COPY; }
+static inline bool fsdp__has_run(const fsdp_trace_record *record) { return record->end_ns != 0; }
 
 /* What the colour of a bar says. */
 typedef enum fsdp__shade {
@@ -23,6 +27,11 @@ typedef enum fsdp__shade {
     FSDP__SHADES
 } fsdp__shade;
 
+static inline bool fsdp__in_window(fsdp__shade shade)
+{
+    return shade == FSDP__SHADE_FORWARD || shade == FSDP__SHADE_BACKWARD;
+}
+
 /* How much a wait mattered. */
 typedef enum fsdp__weight {
     FSDP__WEIGHT_PASSED,  /* the event had happened */
@@ -39,7 +48,7 @@ typedef struct fsdp__bar {
     fsdp__shade shade;
     size_t unit;         /* FORWARD, BACKWARD: the window's, by order of first use */
     uint64_t longest_ns; /* of them; what follows is about that one */
-    const char *kind;    /* an operation's name, "between hooks", "idle" */
+    const char *kind;    /* an operation's name, or what a gap is */
     const char *name;    /* the window's unit, or the operation's label */
     bool late;           /* it ended with the stream empty: the host was late */
 } fsdp__bar;

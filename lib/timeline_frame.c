@@ -2,7 +2,6 @@
 /* What is around the lanes of a picture: head, sums, axis, names of rows, legend. */
 #include <stdio.h>
 
-#include "fsdp/device.h"
 #include "svg.h"
 #include "timeline_draw.h"
 
@@ -184,8 +183,7 @@ static double put_shades(const fsdp__picture *p, double x)
         const fsdp__shade_look *look = &fsdp__shade_looks[s];
         if (!has_shade[s] || look->legend == NULL) continue;
         snprintf(shape, sizeof shape, "<rect width=\"24\" height=\"14\" rx=\"2\" fill=\"%s\"/>", look->fill);
-        bool ramp = s == FSDP__SHADE_FORWARD || s == FSDP__SHADE_BACKWARD;
-        at = put_legend(p, at, 0, shape, look->legend, ramp ? ", shaded by unit" : "");
+        at = put_legend(p, at, 0, shape, look->legend, fsdp__in_window((fsdp__shade)s) ? ", shaded by unit" : "");
     }
     return is_late ? put_legend(p, x, 1, "<rect class=\"l\" width=\"24\" height=\"14\"/>",
                                 "the host was late: nothing left to run", "")

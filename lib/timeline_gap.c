@@ -4,24 +4,22 @@
 
 #include <string.h>
 
-#include "fsdp/device.h"
 #include "trace.h"
 
 /* A stream that comes to a record so soon after the host has enqueued it had nothing left to run: a launch takes up to 10 µs,
  * and the host's time of the device's clock is known to some µs. */
 static const uint64_t LATE_NS = 20000;
 
-static bool has_run(const fsdp_trace_record *record) { return record->end_ns != 0; }
-
 void fsdp__gaps_begin(fsdp__gaps *gaps, const fsdp_trace *trace)
 {
     memset(gaps, 0, sizeof *gaps);
     gaps->sees_kernels = fsdp__trace_sees_kernels(trace);
+    if (gaps->sees_kernels) return; /* one clock */
     uint64_t n = fsdp_trace_count(trace);
     for (uint64_t i = 0; i < n; i++) { /* nothing runs before it is enqueued, by a right clock */
         const fsdp_trace_record *record = fsdp_trace_at(trace, i);
-        if (has_run(record) && record->enqueued_ns > record->start_ns + gaps->ahead_ns)
-            gaps->ahead_ns = record->enqueued_ns - record->start_ns;
+        if (fsdp__has_run(record) && record->enqueued_ns > record->start_ns + gaps->behind_ns)
+            gaps->behind_ns = record->enqueued_ns - record->start_ns;
     }
 }
 
@@ -45,7 +43,7 @@ static uint64_t late_of(const fsdp__gaps *gaps, const fsdp_trace_record *next, u
 {
     uint64_t came_ns = next->enqueued_ns;
     if (gaps->sees_kernels) return came_ns <= start_ns ? 0 : (came_ns < end_ns ? came_ns : end_ns) - start_ns;
-    return end_ns + gaps->ahead_ns <= came_ns + LATE_NS ? end_ns - start_ns : 0;
+    return end_ns + gaps->behind_ns <= came_ns + LATE_NS ? end_ns - start_ns : 0;
 }
 
 static bool read_lane(const fsdp__gaps *gaps, const fsdp__gap_stream *s, const fsdp_trace_record *record,
@@ -74,9 +72,9 @@ bool fsdp__gaps_read(fsdp__gaps *gaps, const fsdp_trace_record *record, fsdp__ga
 {
     fsdp__gap_stream *s = &gaps->of[record->stream];
     if (record->kind == FSDP_RECORD_USE) read_use(s, record);
-    if (record->kind == FSDP_RECORD_USE || record->kind == FSDP_RECORD_HOST || !has_run(record)) return false;
+    if (record->kind == FSDP_RECORD_USE || record->kind == FSDP_RECORD_HOST || !fsdp__has_run(record)) return false;
     bool is_gap =
-        record->stream <= FSDP_LANE_COPY ? read_lane(gaps, s, record, out_gap) : read_callers(gaps, s, record, out_gap);
+        fsdp__is_lane(record->stream) ? read_lane(gaps, s, record, out_gap) : read_callers(gaps, s, record, out_gap);
     if (record->end_ns > s->until_ns) s->until_ns = record->end_ns;
     return is_gap;
 }

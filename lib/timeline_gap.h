@@ -4,9 +4,9 @@
 #ifndef FSDP_LIB_TIMELINE_GAP_H
 #define FSDP_LIB_TIMELINE_GAP_H
 
-#include "fsdp/trace.h"
+#include "timeline.h"
 
-enum { FSDP__GAP_SLOTS = 16, FSDP__MAX_WINDOWS = 32 /* open on one stream at a time; deeper ones are not followed */ };
+enum { FSDP__MAX_WINDOWS = 32 /* open on one stream at a time; deeper ones are not followed */ };
 
 /* A unit between its begin and end on a stream. */
 typedef struct fsdp__window {
@@ -34,8 +34,8 @@ typedef struct fsdp__gap_stream {
 
 typedef struct fsdp__gaps {
     bool sees_kernels;
-    uint64_t ahead_ns; /* by which the device's clock is seen to be behind the host's */
-    fsdp__gap_stream of[FSDP__GAP_SLOTS];
+    uint64_t behind_ns; /* where they are not: by which the device's clock is seen to be behind the host's */
+    fsdp__gap_stream of[FSDP__TIMELINE_SLOTS];
 } fsdp__gaps;
 
 void fsdp__gaps_begin(fsdp__gaps *gaps, const fsdp_trace *trace);

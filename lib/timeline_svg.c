@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The picture of a tape: a lane a row, time to the right, bars for operations, arrows from a recorded event to the
- * stream that waits for it, hatching where compute stood. SVG 1.1, no scripts, the reader's own fonts. */
+/* The picture of a tape: a lane a row, time to the right, bars for operations, arrows from a recorded event to the stream
+ * that waits for it, hatching where compute stood, dots where the host was late. SVG 1.1, no scripts, the reader's own
+ * fonts. */
 #include "timeline_svg.h"
 
 #include <errno.h>
@@ -9,7 +10,6 @@
 #include <sys/stat.h>
 
 #include "check.h"
-#include "fsdp/device.h"
 #include "hostmem.h"
 #include "new_file.h"
 #include "svg.h"
@@ -127,19 +127,17 @@ static void label_arrows(fsdp__picture *p)
 
 /* ---- Bars ---- */
 
-static bool in_window(const fsdp__bar *b)
+static const char *kind_of(const fsdp__bar *b)
 {
-    return b->shade == FSDP__SHADE_FORWARD || b->shade == FSDP__SHADE_BACKWARD;
+    return fsdp__in_window(b->shade) ? fsdp__shade_looks[b->shade].legend : b->kind;
 }
-
-static const char *kind_of(const fsdp__bar *b) { return in_window(b) ? fsdp__shade_looks[b->shade].legend : b->kind; }
 
 /* Compute is shaded by its unit's place in the order of first use, light to full. */
 static void put_fill(const fsdp__picture *p, const fsdp__bar *b)
 {
     static const int ramp[2][2][3] = {{{0xd9, 0xea, 0xfa}, {0x8f, 0xbf, 0xec}},
                                       {{0xe7, 0xe0, 0xfa}, {0xb9, 0xa7, 0xec}}};
-    if (!in_window(b)) {
+    if (!fsdp__in_window(b->shade)) {
         fprintf(p->file, " fill=\"%s\">", fsdp__shade_looks[b->shade].fill);
         return;
     }

@@ -4,6 +4,7 @@
 
 #include "svg_assert.h"
 #include "timeline_rig.h"
+#include "xorshift.h"
 
 /* An event of the compute stream with which the host came at enqueued_ns, and the stream at at_ns. */
 static void come(bench *b, uint64_t enqueued_ns, uint64_t at_ns)
@@ -202,19 +203,15 @@ static void nccl_waits_within_a_collective(void **state)
     assert_int_equal(sum_of(b, GATHER).between_ns, 0);
 }
 
-static uint64_t draw_number(uint64_t *seed, uint64_t below)
-{
-    *seed = *seed * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX */
-    return (*seed >> 33) % below;
-}
+static uint64_t draw_number(uint64_t *seed, uint64_t below) { return (xorshift_star(seed) >> 33) % below; }
 
-/* Some record of the stream behind `from_ns`; returns when it ends. */
+/* Some record of the stream behind `from_ns`, of which the host comes too late with half; returns when it ends. */
 static uint64_t put_any(bench *b, int stream, uint64_t *seed, uint64_t from_ns)
 {
     uint64_t start_ns = from_ns + draw_number(seed, 2) * draw_number(seed, 50000);
     uint64_t end_ns = start_ns + draw_number(seed, 2) * draw_number(seed, 50000);
     fsdp_trace_record record = {.stream = stream, .other = GATHER, .label = "h0", .event = 1};
-    record.enqueued_ns = draw_number(seed, start_ns + 30000);
+    record.enqueued_ns = draw_number(seed, 2) == 0 ? start_ns : draw_number(seed, start_ns);
     record.kind = (fsdp_record_kind)draw_number(seed, 3);
     record.operation = (fsdp_operation)draw_number(seed, FSDP_OPERATION_STEP_INPUT + 1);
     if (record.kind == FSDP_RECORD_EVENT) end_ns = start_ns;
