@@ -51,6 +51,9 @@ static inline fsdp_status fsdp__status_of_peer(int64_t status)
     } while (0)
 
 /* Refuse a struct by its size, naming the macro that it should have started from: its own name in capitals and _INIT. */
+/* What a struct of ours that begins with its size may say: one above ours is a later version's. */
+static inline bool fsdp__is_size(size_t size, size_t min_bytes) { return size >= min_bytes && size <= 65536; }
+
 static inline fsdp_status fsdp__wrong_size(const char *what, size_t size, size_t expected)
 {
     char macro[64];

@@ -143,7 +143,7 @@ static fsdp_status check_begin(const char *call, fsdp_unit *unit, fsdp_stream *s
     FSDP_TRY(fsdp__model_check_sealed(call, unit->model));
     FSDP_TRY(fsdp__stream_belongs(call, unit->model->ctx, stream));
     if (view == NULL) return fsdp__fail(FSDP_ERR_ARG, "%s: unit %s: out_view is NULL", call, unit->name);
-    if (view->size < sizeof *view || view->size > 65536) /* a larger one is a later version's */
+    if (!fsdp__is_size(view->size, sizeof *view))
         return fsdp__fail(FSDP_ERR_ARG, "%s: unit %s: fsdp_view.size is %zu, expected %zu: start from FSDP_VIEW_INIT",
                           call, unit->name, view->size, sizeof *view);
     if (unit->model->phase != FSDP__IN_PASS)

@@ -24,7 +24,7 @@ fsdp_status fsdp__read_config(const char *what, void *defaults, size_t known_byt
     const unsigned char *given = config;
     size_t size;
     memcpy(&size, config, sizeof size);
-    if (size < min_bytes || size > 65536) return fsdp__wrong_size(what, size, known_bytes);
+    if (!fsdp__is_size(size, min_bytes)) return fsdp__wrong_size(what, size, known_bytes);
     for (size_t i = known_bytes; i < size; i++)
         if (given[i] != 0)
             return fsdp__fail(FSDP_ERR_ARG, "%s sets a field at byte %zu that this version (%zu bytes) does not know",
