@@ -5,12 +5,17 @@
 
 #include "cuda_backend.h"
 
+/* In the program, or in what the runtime has loaded for itself. */
+static void *find(void *loaded, const char *name)
+{
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    return symbol == NULL && loaded != NULL ? dlsym(loaded, name) : symbol;
+}
+
 void fsdp__cuda_driver_find(fsdp__cuda_driver *driver)
 {
     void *loaded = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD); /* by the runtime, which keeps it */
-    void *get = dlsym(RTLD_DEFAULT, "cuDeviceGet"), *state = dlsym(RTLD_DEFAULT, "cuDevicePrimaryCtxGetState");
-    if (get == NULL && loaded != NULL) get = dlsym(loaded, "cuDeviceGet");
-    if (state == NULL && loaded != NULL) state = dlsym(loaded, "cuDevicePrimaryCtxGetState");
+    void *get = find(loaded, "cuDeviceGet"), *state = find(loaded, "cuDevicePrimaryCtxGetState");
     *driver = (fsdp__cuda_driver){NULL, NULL};
     if (get != NULL && state != NULL) {
         memcpy(&driver->device_get, &get, sizeof get);
