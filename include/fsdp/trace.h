@@ -51,7 +51,8 @@ typedef enum fsdp_mark {
     FSDP_MARK_UPDATED = 4,   /**< the optimizer has written the unit's shard */
     FSDP_MARK_NORM_PART = 5, /**< this rank's part of the norm and sums is there */
     FSDP_MARK_NORM_SUM = 6,  /**< norm, clip and skip are decided; the report is written */
-    FSDP_MARK_CALLER = 7,    /**< an event, stream order or work of the caller's */
+    FSDP_MARK_CALLER = 7,    /**< an event, stream order or work of the caller's; on CUDA also where a window begins or ends and
+                                  nothing else has a time: nobody waits for it */
     FSDP_MARK_DEMAND = 8     /**< no fence covered the need, so one was recorded for it */
 } fsdp_mark;
 
@@ -134,7 +135,8 @@ typedef struct fsdp_trace_summary {
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_trace_summarize(const fsdp_trace *trace, const fsdp_stream *compute,
                                                          fsdp_trace_summary *out_summary);
 /** Draw it: a lane a row, bars for operations (on CUDA for what is between the caller's hooks, too), arrows for edges with
- *  their mark, exposed time hatched, a late host dotted. @p title: one line.
+ *  their mark; exposed time is hatched red, the wait of a collective for the wire or a rank grey, a late host dotted.
+ *  @p title: one line.
  *  Errors: ARG; STATE (not stopped); IO (half a picture is not left at @p path). */
 FSDP_API FSDP_NODISCARD fsdp_status fsdp_trace_write_svg(const fsdp_trace *trace, const char *path, const char *title);
 

@@ -48,7 +48,7 @@ section() {
     echo "== $1 ($(left) s left)"
 }
 
-# Those of the gpu tests that start ranks; the others look at one GPU.
+# Those of the gpu tests that start ranks, or need two GPUs; the others look at one.
 ranks_tests='comm|current|journey|capture|order|faults'
 run_tests() {
     local seconds
